@@ -1,0 +1,49 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help env lint test zoo fuzz bench demo docs clean
+
+help:  ## Show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(STAMP)  ## Create .venv with everything needed for development
+
+# torch goes in first, by its exact version: asked for loosely, it brings the CUDA packages.
+# The model zoos are installed without their dependencies for the same reason.
+$(STAMP): setup.cfg constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev]'
+	$(PIP) requests
+	$(PIP) --no-deps torchvision pytorchcv torch-pruning
+	touch $@
+
+lint: $(STAMP)  ## Run ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint  ## Run ruff, mypy and the test suite
+	$(BIN)/python -m pytest --timeout 600
+
+zoo: $(STAMP)  ## Run over the model zoos (long)
+	$(BIN)/python benchmarks/zoo.py
+
+fuzz: $(STAMP)  ## Run the randomized tests (long)
+	$(BIN)/python -m pytest -m fuzz
+
+bench: $(STAMP)  ## Measure analysis time
+	$(BIN)/python benchmarks/analysis_time.py
+
+demo: $(STAMP)  ## Inspect a ResNet-18
+	$(BIN)/fxprune inspect torchvision.models:resnet18 --input 1x3x224x224
+
+docs:  ## Say where the documentation is
+	@echo "The documentation is Markdown, in docs/."
+
+clean:  ## Remove .venv, caches and build output
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,105 @@
+"""What a network costs: volume, FLOPs and parameters of its convolutions, counted as the paper counts them.
+
+The same formula serves the exact count (every id 0 or 1) and the differentiable expectation (probabilities).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fxprune.core import Channels, Mixer
+from fxprune.ids import OPEN, IdTable
+
+METRICS = ("volume", "flops", "params")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Costs per sample. ``volume``, ``flops`` (2 x multiply-adds) and ``params`` count convolutions;
+    ``network_flops`` adds linear layers, ``network_params`` everything that has parameters.
+
+    >>> Cost(volume=1024, flops=2048, params=12, network_flops=2048, network_params=12).volume
+    1024
+    """
+
+    volume: Any
+    flops: Any
+    params: Any
+    network_flops: Any
+    network_params: Any
+
+    def __getitem__(self, metric: str) -> Any:
+        return getattr(self, metric)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class CostModel:
+    """The cost of a network as a function of its gates."""
+
+    def __init__(self, channels: Channels, fixed_params: int) -> None:
+        self.table: IdTable = channels.table
+        self.fixed_params = fixed_params
+        self.roots = torch.from_numpy(np.unique(np.concatenate([*channels.outputs, *(f.ids for f in channels.freezes)])))
+        layers: dict[str, list[Mixer]] = {}
+        for mixer in channels.mixers:
+            layers.setdefault(mixer.name, []).append(mixer)
+        self.layers = [(calls, [_index(c.ids) for c in calls], [_index(c.inputs) for c in calls]) for calls in layers.values()]
+        affines: dict[str, list[torch.Tensor]] = {}
+        counts: dict[str, int] = {}
+        for affine in channels.affines:
+            affines.setdefault(affine.name, []).append(_index(affine.ids))
+            counts[affine.name] = affine.count
+        self.affines = [(counts[name], ids) for name, ids in affines.items()]
+
+    def physical(self, gates: torch.Tensor) -> torch.Tensor:
+        """Per id, how surely the pruned network computes it: alive and needed."""
+        alive = self.table.alive(gates)
+        return alive * self.table.needed(alive, self.roots)
+
+    def expected(self, gates: torch.Tensor) -> Cost:
+        """Costs for gate probabilities, differentiable; for gates of zeros and ones the exact cost."""
+        present = self.physical(gates)
+        zero = present.new_zeros(())
+        volume, flops, params, other_flops, other_params = zero, zero, zero, zero, zero
+        for calls, ids, inputs in self.layers:
+            rows_of, columns_of = _union([present[i] for i in ids]), _union([present[i] for i in inputs])
+            rows = rows_of.sum()
+            live = 1 - (1 - rows_of).prod(1)  # per group
+            columns = (columns_of.sum(1) * live).amax() if len(live) > 1 else columns_of.sum()
+            weights = rows * columns * calls[0].kernel
+            size = weights + (rows if calls[0].bias else zero)
+            if calls[0].is_conv:
+                volume = volume + rows * sum(call.area for call in calls)
+                flops = flops + 2 * weights * sum(call.sites for call in calls)
+                params = params + size
+            else:
+                other_flops = other_flops + 2 * weights * sum(call.sites for call in calls)
+                other_params = other_params + size
+        for count, ids in self.affines:
+            other_params = other_params + count * _union([present[i] for i in ids]).sum()
+        return Cost(volume, flops, params, flops + other_flops, params + other_params + self.fixed_params)
+
+    def exact(self, opened: np.ndarray[Any, np.dtype[np.bool_]]) -> Cost:
+        """Whole numbers for a mask over the gate variables."""
+        cost = self.expected(torch.from_numpy(opened).double())
+        return Cost(**{name: round(float(value)) for name, value in vars(cost).items()})
+
+
+def _index(ids: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(ids))
+
+
+def _union(parts: list[torch.Tensor]) -> torch.Tensor:
+    """A layer called several times computes what any of its calls needs."""
+    if len(parts) == 1:
+        return parts[0]
+    return 1 - torch.stack([1 - part for part in parts]).prod(0)
+
+
+__all__ = ["METRICS", "OPEN", "Cost", "CostModel"]

@@ -1,0 +1,46 @@
+"""Every error a user can cause: what happened, where, and the line to write next."""
+
+from __future__ import annotations
+
+
+class FxPruneError(Exception):
+    """Base of all errors raised on purpose.
+
+    >>> print(FxPruneError("the budget is 2", where="wrap()", fix="write budget=1/2"))
+    the budget is 2
+      at:  wrap()
+      fix: write budget=1/2
+    """
+
+    def __init__(self, cause: str, *, where: str | None = None, fix: str | None = None) -> None:
+        self.cause, self.where, self.fix = cause, where, fix
+        lines = [cause]
+        if where:
+            lines.append(f"  at:  {where}")
+        if fix:
+            lines.append(f"  fix: {fix}")
+        super().__init__("\n".join(lines))
+
+
+class TraceError(FxPruneError):
+    """The model's Python code cannot be turned into a graph."""
+
+
+class InputError(FxPruneError):
+    """The model itself rejects the example inputs."""
+
+
+class ModelError(FxPruneError):
+    """The model cannot be pruned as it is: no convolution, NaN weights, wrapped already."""
+
+
+class OptionError(FxPruneError):
+    """An option is out of range, or names something that is not there."""
+
+
+class TargetError(FxPruneError):
+    """A command-line target or input string that leads to no model."""
+
+
+class RuleError(FxPruneError):
+    """A rule was registered twice, or does not fit the node it was asked about."""

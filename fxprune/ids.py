@@ -1,0 +1,180 @@
+"""The id table: what makes each channel alive, and who needs it.
+
+Every channel that an op computes gets an id. A block of ids is born with one of three kinds:
+
+* **mix**: a row of a convolution or linear layer: alive if its gate is open and any input of its group lives;
+* **any**: an add: alive if any operand is;
+* **all**: a multiply: alive if all operands are.
+
+``ONE`` always lives (an input of the model), ``ZERO`` never does (zero padding along channels). One pass forwards
+over the blocks answers who is alive, one pass backwards who is needed. Both compute with numbers in [0, 1], where
+``or`` is 1 - (1 - p)(1 - q) and ``and`` is pq: on zeros and ones that is logic, on probabilities it is the expectation
+under independence, differentiable. A hard cost and an expected cost are therefore the same formula.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ids = npt.NDArray[np.int64]
+
+ONE, ZERO = 0, 1
+OPEN = -1  # the gate of a row that has none
+
+
+@dataclass(eq=False)
+class Mix:
+    """``out[g, r]`` reads every ``inputs[g, :]`` and hangs on gate variable ``gate[g, r]``."""
+
+    out: Ids
+    inputs: Ids
+    gate: Ids
+    owner: str
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return _tensors(self.out, self.inputs, self.gate)
+
+    @cached_property
+    def unique(self) -> bool:
+        return bool(np.unique(self.inputs).size == self.inputs.size)
+
+
+@dataclass(eq=False)
+class Join:
+    """``out[i]`` joins ``operands[k][i]`` over k: any of them, or all of them."""
+
+    kind: str  # "any" or "all"
+    out: Ids
+    operands: tuple[Ids, ...]
+    scalers: frozenset[int] = frozenset()  # operands that only scale the others (a sigmoid's output)
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return _tensors(self.out, *self.operands)
+
+    @cached_property
+    def unique(self) -> tuple[bool, ...]:
+        return tuple(bool(np.unique(ids).size == ids.size) for ids in self.operands)
+
+
+def _tensors(*arrays: Ids) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+
+
+class IdTable:
+    """Grows while rules relate ops; afterwards it only answers questions.
+
+    >>> table = IdTable()
+    >>> stem = table.mix(np.array([[ONE, ONE, ONE]]), rows=4, owner="stem")
+    >>> conv = table.mix(stem, rows=4, owner="conv")
+    >>> stream = table.any(stem[0], conv[0])
+    >>> stem_block, conv_block = table.blocks[:2]
+    >>> conv_block.gate = np.arange(4).reshape(1, 4)
+    >>> table.alive(torch.tensor([1.0, 0.0, 0.0, 1.0]))[conv[0]].tolist()
+    [1.0, 0.0, 0.0, 1.0]
+    """
+
+    def __init__(self) -> None:
+        self.size = 2
+        self.blocks: list[Mix | Join] = []
+
+    # ------------------------------------------------------------ building
+
+    def _new(self, count: int) -> Ids:
+        ids = np.arange(self.size, self.size + count, dtype=np.int64)
+        self.size += count
+        return ids
+
+    def mix(self, inputs: Ids, rows: int, owner: str) -> Ids:
+        """``rows`` new ids for each group of ``inputs`` (groups x inputs); returns groups x rows."""
+        groups = inputs.shape[0]
+        out = self._new(groups * rows).reshape(groups, rows)
+        self.blocks.append(Mix(out, inputs, np.full_like(out, OPEN), owner))
+        return out
+
+    def any(self, *operands: Ids) -> Ids:
+        """Alive where one operand is; operands broadcast."""
+        return self._join("any", operands, frozenset())
+
+    def all(self, *operands: Ids, scalers: frozenset[int] = frozenset()) -> Ids:
+        """Alive where all operands are; operands broadcast."""
+        return self._join("all", operands, scalers)
+
+    def _join(self, kind: str, operands: tuple[Ids, ...], scalers: frozenset[int]) -> Ids:
+        neutral = ZERO if kind == "any" else ONE
+        wide = np.broadcast_arrays(*(self._bounded(ids) for ids in operands))
+        kept = [(i, ids) for i, ids in enumerate(wide) if not bool((ids == neutral).all())]
+        if not kept:
+            return np.asarray(wide[0]).copy()
+        if all(np.array_equal(ids, kept[0][1]) for _, ids in kept):
+            return np.asarray(kept[0][1]).copy()
+        out = self._new(wide[0].size)
+        flat = tuple(np.asarray(ids).reshape(-1) for _, ids in kept)
+        self.blocks.append(Join(kind, out, flat, frozenset(n for n, (i, _) in enumerate(kept) if i in scalers)))
+        return out.reshape(wide[0].shape)
+
+    def _bounded(self, ids: Ids) -> Ids:
+        """Ids that vary along several axes (tokens x channels) are collapsed onto the longest before they multiply."""
+        axis = int(np.argmax(ids.shape)) if ids.ndim else 0
+        if ids.ndim == 0 or ids.size <= 16 * ids.shape[axis]:
+            return ids
+        columns = np.unique(np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1), axis=1)
+        shape = [1] * ids.ndim
+        shape[axis] = ids.shape[axis]
+        return self.any(*columns.T).reshape(shape)
+
+    # ------------------------------------------------------------ asking
+
+    def alive(self, gates: torch.Tensor) -> torch.Tensor:
+        """Per id, how surely it lives, given the same for each gate variable (0 and 1, or probabilities)."""
+        p = gates.new_zeros(self.size)
+        p[ONE] = 1.0
+        opened = torch.cat([gates, gates.new_ones(1)])  # index OPEN = -1 reads the one at the end
+        for block in self.blocks:
+            if isinstance(block, Mix):
+                out, inputs, gate = block.tensors
+                p[out] = opened[gate] * (1 - (1 - p[inputs]).prod(1, keepdim=True))
+            elif block.kind == "any":
+                out, *operands = block.tensors
+                p[out] = 1 - torch.stack([1 - p[ids] for ids in operands]).prod(0)
+            else:
+                out, *operands = block.tensors
+                p[out] = torch.stack([p[ids] for ids in operands]).prod(0)
+        return p
+
+    def needed(self, alive: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
+        """Per id, how surely someone who leads to ``roots`` reads it."""
+        spare = torch.ones_like(alive)  # 1 - needed: products of these are ors
+        spare[roots] = 0.0
+        for block in reversed(self.blocks):
+            out, *operands = block.tensors
+            demand = alive[out] * (1 - spare[out])
+            if isinstance(block, Mix):
+                if block.out.shape[0] > 1 and block.out.shape[1] > 1:
+                    # A grouped convolution computes the same rows in each surviving group.
+                    group = 1 - (1 - demand).prod(1, keepdim=True)
+                    row = 1 - (1 - demand).prod(0, keepdim=True)
+                    spare[out] = 1 - group * row
+                    demand = group
+                else:
+                    demand = 1 - (1 - demand).prod(1, keepdim=True)
+                inputs = operands[0]
+                _spend(spare, inputs, demand.expand_as(inputs), block.unique)
+            else:
+                for ids, unique in zip(operands, block.unique, strict=True):
+                    _spend(spare, ids, demand, unique)
+        return 1 - spare
+
+
+def _spend(spare: torch.Tensor, ids: torch.Tensor, demand: torch.Tensor, unique: bool) -> None:
+    if unique:
+        spare[ids] = spare[ids] * (1 - demand)
+    else:
+        factor = torch.ones_like(spare).scatter_reduce(0, ids.reshape(-1), (1 - demand).reshape(-1), "prod")
+        spare.mul_(factor)

@@ -1,0 +1,181 @@
+"""The analysis as plain data: what ``fxprune.inspect`` returns and every printer prints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten
+
+from fxprune.core import Leaf, Specialisation
+from fxprune.passes.analysis import Analysis
+from fxprune.passes.gates import Layer
+from fxprune.passes.graph import dominators, pooling_blocks, streams
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One convolution, all its calls together."""
+
+    name: str
+    channels: int
+    gates: int  # gate variables; 0 without a gate
+    grain: str  # what one gate closes: "channel", "group", "group norm", or "" without a gate
+    calls: int
+    area: int
+    volume: int
+    volume_share: float
+    flops: int
+    flops_share: float
+    params: int
+    prunable: float  # share of its channels that can be removed
+    writes: tuple[str, ...]  # the adds, multiplies and concats that read it before any other layer does
+    streams: tuple[str, ...]  # the residual streams among them
+    guarded: str | None  # why a channel of it must live
+    ungated: str | None  # why it has no gate
+    source: str | None
+
+
+@dataclass(frozen=True)
+class FreezeInfo:
+    """An op that keeps every channel that reaches it, and what that costs."""
+
+    node: str
+    op: str
+    why: str
+    source: str | None
+    layers: tuple[str, ...]
+    volume_share: float
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What can be pruned, what cannot, and why.
+
+    >>> from torch import nn
+    >>> import fxprune
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(576, 10))
+    >>> seen = fxprune.inspect(net, torch.zeros(1, 3, 8, 8))
+    >>> seen.cost["volume"], [layer.name for layer in seen.layers], seen.prunable
+    (1088, ['0', '2'], 1.0)
+    """
+
+    model: str
+    inputs: tuple[str, ...]
+    cost: dict[str, int]
+    smallest: dict[str, int]  # the cost of the smallest network that still works
+    smallest_budget: dict[str, float]  # the same as a fraction of the full cost
+    prunable: float  # share of the volume
+    layers: tuple[LayerInfo, ...]
+    streams: dict[str, tuple[str, ...]]
+    pooling_blocks: tuple[str, ...]
+    freezes: tuple[FreezeInfo, ...]
+    leaves: tuple[Leaf, ...]
+    specialisations: tuple[Specialisation, ...]
+    edges: tuple[tuple[str, str], ...]  # the layer graph
+    nodes: dict[str, dict[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for ``json.dumps``."""
+        return asdict(self)
+
+
+def describe(analysis: Analysis, name: str, example: Any) -> Inspection:
+    """Put an analysis into words and numbers."""
+    full, smallest = analysis.full_cost.as_dict(), analysis.costs.exact(analysis.smallest).as_dict()
+    graph = analysis.graph
+    layers = _layers(analysis, graph)
+    parts = streams(graph)
+    return Inspection(
+        model=name,
+        inputs=tuple("x".join(map(str, t.shape)) or "scalar" for t in tree_flatten(example)[0] if isinstance(t, torch.Tensor)),
+        cost=full,
+        smallest=smallest,
+        smallest_budget={metric: smallest[metric] / full[metric] if full[metric] else 1.0 for metric in full},
+        prunable=sum(layer.volume * layer.prunable for layer in layers) / max(full["volume"], 1),
+        layers=layers,
+        streams={stream.name: stream.joins for stream in parts},
+        pooling_blocks=pooling_blocks(graph),
+        freezes=_freezes(analysis, layers),
+        leaves=analysis.channels.trace.leaves,
+        specialisations=analysis.channels.trace.specialisations,
+        edges=tuple((str(a), str(b)) for a, b in graph.edges),
+        nodes={str(node): dict(data) for node, data in graph.nodes(data=True)},
+    )
+
+
+def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
+    full = analysis.full_cost
+    least = analysis.costs.physical(torch.from_numpy(analysis.smallest).double())
+    guards = {guard.layer: guard.keeps for guard in analysis.guards}
+    passed = dominators(graph)
+    pooling = set(pooling_blocks(graph))
+    of_stream = {join: stream.name for stream in streams(graph) for join in stream.joins}
+    found = []
+    for layer in analysis.layers:
+        call = layer.calls[0]
+        writes = tuple(dict.fromkeys(str(join) for c in layer.calls for join in _joins(graph, c.node.name)))
+        volume = sum(c.ids.size * c.area for c in layer.calls)
+        weights = call.ids.size * call.inputs.shape[1] * call.kernel
+        flops = sum(2 * weights * c.sites for c in layer.calls)
+        dead = float((least[torch.from_numpy(np.ascontiguousarray(call.ids))] == 0).double().mean())
+        found.append(
+            LayerInfo(
+                name=layer.name,
+                channels=layer.channels,
+                gates=layer.variables,
+                grain=layer.grain,
+                calls=len(layer.calls),
+                area=call.area,
+                volume=volume,
+                volume_share=volume / max(full.volume, 1),
+                flops=flops,
+                flops_share=flops / max(full.flops, 1),
+                params=weights + (layer.channels if call.bias else 0),
+                prunable=1.0 if layer.gated else dead,
+                writes=writes,
+                streams=tuple(dict.fromkeys(of_stream[join] for join in writes if join in of_stream)),
+                guarded=_why_guarded(layer, guards, passed, pooling & set(writes)),
+                ungated=layer.why or None,
+                source=call.node.meta.get("source"),
+            )
+        )
+    return tuple(found)
+
+
+def _joins(graph: nx.DiGraph, node: str) -> list[str]:
+    """The joins that a layer's output reaches before another layer reads it."""
+    found: list[str] = []
+    stack = [node]
+    while stack:
+        for successor in graph.successors(stack.pop()):
+            if graph.nodes[successor]["kind"] in ("add", "mul", "cat") and successor not in found:
+                found.append(successor)
+                stack.append(successor)
+    order = {name: position for position, name in enumerate(graph)}
+    return sorted(found, key=order.__getitem__)
+
+
+def _why_guarded(layer: Layer, guards: dict[str, str], passed: set[str], pooling: set[str]) -> str | None:
+    if layer.name not in guards:
+        return None
+    if any(call.node.name in passed for call in layer.calls):
+        return "every way to the output passes it"
+    if pooling:
+        return f"cheapest way through the pooling block {sorted(pooling)[0]}"
+    return f"cheapest way to {guards[layer.name]}"
+
+
+def _freezes(analysis: Analysis, layers: tuple[LayerInfo, ...]) -> tuple[FreezeInfo, ...]:
+    shares = {layer.name: layer.volume_share for layer in layers}
+    found = []
+    for freeze in analysis.channels.freezes:
+        names = tuple(layer.name for layer in analysis.layers if layer.freeze is freeze)
+        remedy = "add a rule for it (docs: add an op rule), or keep its input apart from what should be pruned"
+        share = sum(shares[name] for name in names)
+        found.append(FreezeInfo(freeze.node, freeze.op, freeze.why, freeze.source, names, share, remedy))
+    return tuple(sorted(found, key=lambda freeze: -freeze.volume_share))

@@ -1,0 +1,1 @@
+"""One pass per file; each takes values and returns values."""

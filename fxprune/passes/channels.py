@@ -1,0 +1,84 @@
+"""Run the rules over the graph: which channels exist, where they come from, what joins them, what freezes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.utils._pytree import tree_flatten
+
+from fxprune.core import Channels, Freeze, Trace
+from fxprune.ids import Ids, IdTable
+from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
+
+
+def relate(trace: Trace) -> Channels:
+    """Follow the channels of a traced model through every op."""
+    table, notes = IdTable(), Notes()
+    flows: dict[fx.Node, Any] = {}
+    constants: set[fx.Node] = set()
+    freezes: list[Freeze] = []
+    outputs: list[Ids] = []
+    for node in trace.graph.nodes:
+        if node.op == "placeholder":
+            flows[node] = constant_flow(node.meta["value"])
+        elif node.op == "output":
+            outputs = [flow.ids.reshape(-1) for flow in _flows_of(node, flows)]
+        elif node.op == "get_attr" or (
+            node.op != "call_module" and all(n in constants for n in node.all_input_nodes) and _is_pure(node)
+        ):
+            constants.add(node)
+        else:
+            flows[node] = _relate_node(node, trace, table, flows, notes, freezes)
+    return Channels(
+        trace, table, flows, tuple(notes.mixers), tuple(notes.affines), notes.anchors, tuple(freezes),
+        tuple(notes.sized), tuple(notes.tied), tuple(outputs),
+    )  # fmt: skip
+
+
+def _relate_node(
+    node: fx.Node, trace: Trace, table: IdTable, flows: dict[fx.Node, Any], notes: Notes, freezes: list[Freeze]
+) -> Any:
+    inputs = _flows_of(node, flows)
+    module = trace.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+    rule = find_rule(node, module)
+    if not inputs:  # sizes and factories: new tensors that no channel reaches
+        return constant_flow(node.meta["value"])
+    try:
+        answer = rule(Op(node, module, table, flows, notes)) if rule is not None else None
+    except NoChannels:
+        answer = None
+    if answer is not None or not _has_tensor(node.meta["value"]):
+        return answer
+    why = "no rule for this op" if rule is None else "this use of the op needs every channel"
+    ids = np.unique(np.concatenate([flow.ids.reshape(-1) for flow in inputs]))
+    freezes.append(Freeze(node.name, op_name(node, module), node.meta["source"], why, ids))
+    return constant_flow(node.meta["value"])
+
+
+def op_name(node: fx.Node, module: Any = None) -> str:
+    """How a user would call this op."""
+    if module is not None:
+        return f"{type(module).__name__} ({node.target})"
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    target = node.target
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")
+
+
+def _flows_of(node: fx.Node, flows: dict[fx.Node, Any]) -> list[Flow]:
+    found: list[Flow] = []
+    for argument in node.all_input_nodes:
+        found += [leaf for leaf in tree_flatten(flows.get(argument))[0] if isinstance(leaf, Flow)]
+    return found
+
+
+def _has_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(value)[0])
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """A constant tensor: made of parameters and buffers only (a factory without tensor arguments is one too)."""
+    return bool(node.all_input_nodes) and not isinstance(node.meta["value"], type(None))

@@ -1,0 +1,147 @@
+"""Which convolutions get gates, at what grain, and why the others get none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from fxprune.core import Channels, Freeze, Mixer
+from fxprune.errors import ModelError, OptionError
+from fxprune.ids import ONE, OPEN, Ids, IdTable, Join, Mix
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A convolution (all calls of it) and its gate: ``variables`` gate variables from ``start``, or none and why."""
+
+    name: str
+    calls: tuple[Mixer, ...]
+    start: int
+    variables: int
+    grain: str  # "channel", "group", "group norm" or "" without a gate
+    why: str = ""  # why there is no gate
+    freeze: Freeze | None = None
+
+    @property
+    def gated(self) -> bool:
+        return self.variables > 0
+
+    @property
+    def channels(self) -> int:
+        return int(self.calls[0].ids.size)
+
+
+def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer, ...]:
+    """Hang gate variables on the rows of the id table and report what every convolution got."""
+    calls: dict[str, list[Mixer]] = {}
+    for mixer in channels.mixers:
+        if mixer.is_conv:
+            calls.setdefault(mixer.name, []).append(mixer)
+    if not calls:
+        raise ModelError(
+            "the model has no convolution, so there is nothing to prune",
+            fix="fxprune prunes Conv1d/2d/3d and their transposed kin; check that this is the right model",
+        )
+    for pattern in ignore:
+        if not any(fnmatchcase(name, pattern) for name in calls):
+            raise OptionError(
+                f"ignore={pattern!r} matches no convolution",
+                fix=f"use one of the names that inspect lists, for example ignore={next(iter(calls))!r}",
+            )
+    frozen = _frozen(channels)
+    written = _written_alone(channels)
+    scaling = _only_scale(channels)
+    blocks = {int(block.out.flat[0]): block for block in channels.table.blocks if isinstance(block, Mix)}
+    layers: list[Layer] = []
+    start = 0
+    for name, mixers in calls.items():
+        ids = np.concatenate([mixer.ids.reshape(-1) for mixer in mixers])
+        stopped = frozen[ids]
+        why, freeze = "", None
+        if mixers[0].is_depthwise:
+            why = "depthwise: dies with its input channel"
+        elif any(fnmatchcase(name, pattern) for pattern in ignore):
+            why = "ignored on request"
+        elif (stopped >= 0).any():
+            freeze = channels.freezes[int(stopped.max())]
+            why = f"frozen by {freeze.op}: {freeze.why}"
+        elif written[ids].any():
+            why = "writes a model output"
+        elif scaling[ids].all():
+            why = "scales other channels: dies with the channel that it scales"
+        variable, grain = _grain(channels, mixers) if not why else (np.zeros(0, dtype=np.int64), "")
+        count = int(variable.max()) + 1 if variable.size else 0
+        for mixer in mixers:
+            if count:
+                blocks[int(mixer.ids.flat[0])].gate = (variable + start).reshape(mixer.ids.shape)
+        layers.append(Layer(name, tuple(mixers), start, count, grain, why, freeze))
+        start += count
+    return tuple(layers)
+
+
+def _grain(channels: Channels, mixers: list[Mixer]) -> tuple[Ids, str]:
+    """The gate variable of each row: its own, its group's, or its norm group's."""
+    groups, rows = mixers[0].ids.shape
+    if groups > 1:
+        return np.repeat(np.arange(groups), rows), "group"
+    ids = mixers[0].ids.reshape(-1)
+    for tied in channels.tied:
+        if tied.size == ids.size and np.array_equal(tied.reshape(-1), ids):
+            return np.repeat(np.arange(tied.shape[0]), tied.shape[1]), "group norm"
+    return np.arange(rows), "channel"
+
+
+def _frozen(channels: Channels) -> Ids:
+    """Per id, the index of the freeze that keeps it, or -1: backwards through joins, up to the rows that write it."""
+    index = np.full(channels.table.size, -1, dtype=np.int64)
+    for number, freeze in enumerate(channels.freezes):
+        index[freeze.ids] = number
+    for block in reversed(channels.table.blocks):
+        if isinstance(block, Join):
+            for operand in block.operands:
+                np.maximum.at(index, operand, index[block.out])
+        elif block.inputs.shape[1] == 1:  # a depthwise row lives exactly as long as its only input
+            np.maximum.at(index, block.inputs[:, 0], index[block.out].max(1))
+    return index
+
+
+def _written_alone(channels: Channels) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Ids that a model output shows as they are: nothing prunable is added to them on the way."""
+    alone = np.zeros(channels.table.size, dtype=bool)
+    for ids in channels.outputs:
+        alone[ids] = True
+    for block in reversed(channels.table.blocks):
+        if isinstance(block, Join) and block.kind == "any":
+            prunable = [operand for operand in block.operands if not bool((operand == ONE).all())]
+            if len(prunable) == 1:
+                alone[prunable[0][alone[block.out]]] = True
+    alone[ONE] = False
+    return alone
+
+
+def _only_scale(channels: Channels) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Ids that are only ever used to scale others: the logits of squeeze-and-excite, of attention maps, of GLU."""
+    uses = np.zeros(channels.table.size, dtype=np.int64)
+    scales = np.zeros(channels.table.size, dtype=np.int64)
+    for block in channels.table.blocks:
+        for position, operand in enumerate(block.operands if isinstance(block, Join) else (block.inputs.reshape(-1),)):
+            np.add.at(uses, operand, 1)
+            if isinstance(block, Join) and position in block.scalers:
+                np.add.at(scales, operand, 1)
+    for ids in channels.outputs:
+        np.add.at(uses, ids, 1)
+    only: np.ndarray[tuple[int], np.dtype[np.bool_]] = (uses > 0) & (uses == scales)
+    return only
+
+
+def gate_count(layers: tuple[Layer, ...]) -> int:
+    return sum(layer.variables for layer in layers)
+
+
+def open_gates(table: IdTable) -> Ids:
+    """All gate variables that occur in the table."""
+    used = [block.gate.reshape(-1) for block in table.blocks if isinstance(block, Mix)]
+    every = np.unique(np.concatenate(used)) if used else np.zeros(0, dtype=np.int64)
+    return every[every != OPEN]

@@ -1,0 +1,98 @@
+"""The layer graph in networkx: convolutions and joins, what streams they form, which adds are pooling blocks."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import networkx as nx
+import torch
+from torch import fx
+
+from fxprune.core import Channels
+from fxprune.rules.joins import add, multiply
+from fxprune.rules.registry import RULES, Flow
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Adds that share channels without a convolution between them: a residual stream."""
+
+    name: str
+    joins: tuple[str, ...]
+
+
+def layer_graph(channels: Channels) -> nx.DiGraph:
+    """Nodes: ``input``, ``conv``, ``linear``, ``add``, ``mul``, ``cat``, ``output`` (attribute ``kind``); edges contract
+    everything in between."""
+    graph = nx.DiGraph()
+    mixers = {mixer.node: mixer for mixer in channels.mixers}
+    nearest: dict[fx.Node, tuple[str, ...]] = {}
+    for node in channels.trace.graph.nodes:
+        sources = tuple(dict.fromkeys(name for parent in node.all_input_nodes for name in nearest.get(parent, ())))
+        kind = _kind(node, channels, mixers)
+        if kind is None or (kind in ("add", "mul", "cat") and len(sources) < 2):
+            nearest[node] = sources
+            continue
+        label = mixers[node].name if node in mixers else node.name
+        graph.add_node(node.name, kind=kind, label=label, source=node.meta.get("source"))
+        graph.add_edges_from((source, node.name) for source in sources)
+        nearest[node] = (node.name,)
+    return graph
+
+
+def _kind(node: fx.Node, channels: Channels, mixers: dict[fx.Node, object]) -> str | None:
+    if node.op in ("placeholder", "output"):
+        return "input" if node.op == "placeholder" else "output"
+    if node in mixers:
+        return "conv" if any(m.is_conv for m in channels.mixers if m.node is node) else "linear"
+    if node.op not in ("call_function", "call_method"):
+        return None
+    if node.target in (torch.cat, torch.concat, torch.concatenate):
+        return "cat"
+    flows = [channels.flows.get(parent) for parent in node.all_input_nodes]
+    if sum(isinstance(flow, Flow) for flow in flows) < 2:
+        return None
+    rule = RULES.get(node.target) if node.target is not operator.getitem else None
+    return {add: "add", multiply: "mul"}.get(rule) if rule is not None else None  # type: ignore[arg-type]
+
+
+def streams(graph: nx.DiGraph) -> tuple[Stream, ...]:
+    """Residual streams: adds connected to each other directly."""
+    adds = [name for name, kind in graph.nodes(data="kind") if kind == "add"]
+    parts = nx.connected_components(graph.subgraph(adds).to_undirected(as_view=True))
+    order = {name: position for position, name in enumerate(graph)}
+    ordered = sorted((tuple(sorted(part, key=order.__getitem__)) for part in parts), key=lambda part: order[part[0]])
+    return tuple(Stream(f"S{number}", part) for number, part in enumerate(ordered, 1))
+
+
+def pooling_blocks(graph: nx.DiGraph) -> tuple[str, ...]:
+    """Adds that no identity reaches: none of their operands is what another one was computed from."""
+    adds = [name for name, kind in graph.nodes(data="kind") if kind == "add"]
+    return tuple(name for name in adds if not _has_identity(graph, list(graph.predecessors(name))))
+
+
+def _has_identity(graph: nx.DiGraph, operands: list[str]) -> bool:
+    for operand in operands:
+        others = set(operands) - {operand}
+        if others & nx.ancestors(graph, operand):
+            return True
+    return False
+
+
+def dominators(graph: nx.DiGraph) -> set[str]:
+    """Layers that every way from the inputs to an output passes."""
+    rooted = graph.copy()
+    rooted.add_node("(start)", kind="start")
+    rooted.add_edges_from(("(start)", name) for name, kind in graph.nodes(data="kind") if kind == "input")
+    outputs = [name for name, kind in graph.nodes(data="kind") if kind == "output"]
+    immediate = nx.immediate_dominators(rooted, "(start)")
+    found: set[str] = set()
+    for output in outputs:
+        step = output
+        while step in immediate and step != "(start)":
+            found.add(step)
+            if immediate[step] == step:
+                break
+            step = immediate[step]
+    return found - set(outputs)

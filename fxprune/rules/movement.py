@@ -1,0 +1,111 @@
+"""Pure data movement needs no rule of its own: run the op on a tensor of ids and read the result."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from fxprune.ids import ONE, Ids
+from fxprune.rules.registry import Flow, Op, rule
+
+_METHODS = (
+    "view", "reshape", "flatten", "unflatten", "ravel", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis",
+    "t", "squeeze", "unsqueeze", "expand", "repeat", "tile", "repeat_interleave", "narrow", "select", "unfold",
+    "chunk", "split", "tensor_split", "split_with_sizes", "unbind", "hsplit", "vsplit", "roll", "flip", "rot90", "diagonal",
+)  # fmt: skip
+_FUNCTIONS = (
+    "reshape", "flatten", "unflatten", "ravel", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t",
+    "squeeze", "unsqueeze", "broadcast_to", "tile", "repeat_interleave", "narrow", "select", "chunk", "split", "tensor_split",
+    "unbind", "hsplit", "vsplit", "roll", "flip", "rot90", "stack", "hstack", "vstack", "dstack", "select_scatter",
+    "slice_scatter", "diagonal",
+)  # fmt: skip
+
+
+@rule(*_METHODS, *(getattr(torch, name) for name in _FUNCTIONS))
+@rule(F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
+@rule(nn.Flatten, nn.Unflatten)
+def move(op: Op) -> Any:
+    zero = _all_zero(op)
+    moved = run_on_ids(op)
+    if isinstance(moved, torch.Tensor):
+        return Flow(compress(moved), zero)
+    return tuple(Flow(compress(part), zero) for part in moved)
+
+
+@rule(torch.cat, torch.concat, torch.concatenate)
+def cat(op: Op) -> Flow:
+    """Along the channels; along another axis ids simply come to vary there."""
+    tensors = op.raw(0, "tensors")
+    dim = op.get("dim", 1, 0)
+    values = [node.meta["value"] for node in tensors]
+    axis = int(dim) % op.out.ndim
+    parts = []
+    for node, value in zip(tensors, values, strict=True):
+        flow = op.find(node)
+        ids = flow.ids if flow is not None else np.full((1,) * value.ndim, ONE, dtype=np.int64)
+        if value.ndim == op.out.ndim:  # torch.cat skips empty one-dimensional tensors
+            parts.append(np.repeat(ids, value.shape[axis], axis) if ids.shape[axis] == 1 else ids)
+    shape = [max(part.shape[k] for part in parts) for k in range(op.out.ndim)]
+    wide = [np.broadcast_to(part, [part.shape[k] if k == axis else shape[k] for k in range(op.out.ndim)]) for part in parts]
+    return Flow(compress(torch.from_numpy(np.concatenate(wide, axis))), _all_zero(op))
+
+
+@rule(operator.getitem)
+def getitem(op: Op) -> Any:
+    source, index = op.node.args[0], op.args[1]
+    owner = op.flows.get(source)  # type: ignore[arg-type]
+    if isinstance(owner, (tuple, dict)):
+        return owner[index] if not isinstance(index, slice) else tuple(owner[index])
+    if not isinstance(owner, Flow):
+        return None
+    entries = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(entry, torch.Tensor) for entry in entries):
+        return None  # the positions depend on data
+    return Flow(compress(expanded(op, source)[index]), owner.zero)  # type: ignore[arg-type]
+
+
+@rule(torch.atleast_1d, torch.broadcast_tensors, torch.meshgrid)
+def unknown_shape(op: Op) -> None:
+    return None
+
+
+def run_on_ids(op: Op) -> Any:
+    """The op itself, executed on the ids of its operands at the example's full size."""
+
+    def ids_of(node: fx.Node) -> Any:
+        value = node.meta["value"]
+        return expanded(op, node) if isinstance(value, torch.Tensor) else value
+
+    args, kwargs = fx.node.map_arg(op.node.args, ids_of), fx.node.map_arg(op.node.kwargs, ids_of)
+    if op.module is not None:
+        return op.module(*args, **kwargs)
+    if op.node.op == "call_method":
+        method = "reshape" if op.node.target == "view" else str(op.node.target)
+        return getattr(args[0], method)(*args[1:], **kwargs)
+    assert callable(op.node.target)
+    return op.node.target(*args, **kwargs)
+
+
+def expanded(op: Op, node: fx.Node) -> torch.Tensor:
+    """The ids of a tensor, one per element; axes on which they do not depend have stride 0 and cost nothing."""
+    shape = node.meta["value"].shape
+    flow = op.find(node)
+    ids = np.full((1,) * len(shape), ONE, dtype=np.int64) if flow is None else flow.ids
+    return torch.from_numpy(ids).expand(shape)
+
+
+def compress(ids: torch.Tensor) -> Ids:
+    """Back to size 1 along every axis on which the ids do not depend."""
+    for axis in range(ids.ndim):
+        if ids.shape[axis] > 1 and (ids.stride(axis) == 0 or bool((ids == ids.narrow(axis, 0, 1)).all())):
+            ids = ids.narrow(axis, 0, 1)
+    return np.ascontiguousarray(ids.numpy())
+
+
+def _all_zero(op: Op) -> bool:
+    return all(flow.zero for flow in map(op.find, op.node.all_input_nodes) if flow is not None)

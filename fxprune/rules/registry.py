@@ -1,0 +1,165 @@
+"""One rule per op, found by lookup: a function, a method's name, or a module class.
+
+A rule answers with the ids that come out for the ids that go in. Writing one::
+
+    @rule(torch.relu, nn.ReLU, "relu", zero=True)
+    def relu(op: Op) -> Flow:
+        return op.flow(0)
+
+``zero`` declares whether a channel of zeros stays zero; it is never probed, because a bias that happens to be zero
+today would pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from fxprune.errors import RuleError
+from fxprune.ids import ONE, Ids, IdTable
+
+if TYPE_CHECKING:
+    from fxprune.core import Affine, Mixer
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The channels of one tensor: an id per element, with size 1 along every axis on which the id does not depend."""
+
+    ids: Ids
+    zero: bool = True  # dead channels are exactly zero here
+    writer: fx.Node | None = None  # the convolution whose untouched output this is
+
+    @property
+    def axis(self) -> int | None:
+        """The only axis along which ids vary, if there is at most one such axis."""
+        varying = [axis for axis, size in enumerate(self.ids.shape) if size > 1]
+        return varying[0] if len(varying) == 1 else None
+
+    def along(self, axis: int, table: IdTable, size: int) -> Ids:
+        """One id per position of ``axis``: *any* over the others."""
+        ids = np.moveaxis(self.ids, axis, 0).reshape(self.ids.shape[axis], -1)
+        first = ids[:, 0]
+        if not bool((ids == ids[:, :1]).all()):
+            first = table.any(*np.unique(ids, axis=1).T)
+        return np.broadcast_to(first, (size,)).copy()
+
+
+class NoChannels(Exception):
+    """A rule asked for the channels of an argument that has none: this use of the op is none that it knows."""
+
+
+@dataclass
+class Op:
+    """One node, as a rule sees it."""
+
+    node: fx.Node
+    module: nn.Module | None
+    table: IdTable
+    flows: dict[fx.Node, Any]
+    notes: Notes
+
+    @property
+    def out(self) -> Any:
+        """What the node computes for the example (a meta tensor, a tuple of them ...)."""
+        return self.node.meta["value"]
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Arguments with nodes replaced by the example's values."""
+        return tuple(fx.node.map_arg(self.node.args, lambda n: n.meta["value"]))
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return dict(fx.node.map_arg(self.node.kwargs, lambda n: n.meta["value"]))
+
+    def raw(self, position: int, name: str | None = None) -> Any:
+        """An argument as it stands in the graph (a node, a number, ...)."""
+        if position < len(self.node.args):
+            return self.node.args[position]
+        return self.node.kwargs.get(name) if name else None
+
+    def get(self, name: str, position: int, default: Any = None) -> Any:
+        """A setting: the module's attribute, the keyword, or the positional argument."""
+        if self.module is not None:
+            return getattr(self.module, name, default)
+        found = self.node.kwargs.get(name, self.node.args[position] if position < len(self.node.args) else default)
+        return fx.node.map_arg(found, lambda n: n.meta["value"])
+
+    def flow(self, position: int = 0, name: str = "input") -> Flow:
+        """The flow of a tensor argument; a parameter or a number has none and raises."""
+        found = self.find(self.raw(position, name))
+        if found is None:
+            raise NoChannels(f"{self.node.name}: argument {position} carries no channels")
+        return found
+
+    def find(self, argument: Any) -> Flow | None:
+        found = self.flows.get(argument) if isinstance(argument, fx.Node) else None
+        return found if isinstance(found, Flow) else None
+
+    def anchored(self, flow: Flow) -> Flow:
+        """After an op that no gate can follow: the tensor is no longer a convolution's own output."""
+        return replace(flow, writer=None) if flow.writer is not None else flow
+
+
+@dataclass
+class Notes:
+    """What rules write down for the passes after them."""
+
+    mixers: list[Mixer] = field(default_factory=list)
+    affines: list[Affine] = field(default_factory=list)
+    anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)  # convolution -> batch norm that carries its gate
+    sized: list[tuple[fx.Node, Ids]] = field(default_factory=list)  # tensors whose size the model reads
+    tied: list[Ids] = field(default_factory=list)  # groups x channels that a group norm treats together
+
+
+Relate = Callable[[Op], Any]
+RULES: dict[Hashable, Relate] = {}
+
+
+def rule(*targets: Hashable, zero: bool | None = None) -> Callable[[Relate], Relate]:
+    """Register a rule for functions, method names and module classes. ``zero`` overrides the answer's ``zero``."""
+
+    def register(relate: Relate) -> Relate:
+        def declared(op: Op) -> Any:
+            answer = relate(op)
+            return replace(answer, zero=answer.zero and zero) if zero is not None else answer
+
+        for target in dict.fromkeys(targets):  # some functions go by two names
+            if target in RULES:
+                raise RuleError(f"two rules for {target}", fix="remove one: an op has exactly one rule")
+            RULES[target] = relate if zero is None else declared
+        return relate
+
+    return register
+
+
+def find_rule(node: fx.Node, module: nn.Module | None) -> Relate | None:
+    if node.meta.get("identity"):
+        return RULES[nn.Identity]
+    if module is not None:
+        forward = type(module).forward
+        for cls in type(module).__mro__:
+            if cls in RULES and getattr(cls, "forward", None) is forward:
+                return RULES[cls]
+        return None
+    try:
+        return RULES.get(node.target)
+    except TypeError:  # an unhashable target
+        return None
+
+
+def constant_flow(value: Any) -> Any:
+    """The flow of tensors that carry no prunable channel: one immortal id."""
+    if isinstance(value, torch.Tensor):
+        return Flow(np.full((1,) * value.ndim, ONE, dtype=np.int64))
+    if isinstance(value, (tuple, list)):
+        return tuple(constant_flow(entry) for entry in value)
+    if isinstance(value, dict):
+        return {key: constant_flow(entry) for key, entry in value.items()}
+    return None

@@ -1,0 +1,80 @@
+"""From any ``nn.Module`` to a graph whose nodes know their shapes and the user's line of code."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_flatten
+
+from fxprune.core import Trace
+from fxprune.errors import InputError, TraceError
+from fxprune.tracing.tracer import Tracer, _error_line, _one_line
+from fxprune.tracing.values import meta_copy
+
+__all__ = ["example_arguments", "graph_module", "trace"]
+
+
+def example_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A tensor, a tuple of positional arguments or a dict of keyword arguments, as ``(args, kwargs)``."""
+    if isinstance(example, dict):
+        return (), example
+    return (tuple(example), {}) if isinstance(example, tuple) else ((example,), {})
+
+
+def trace(model: nn.Module, example: Any, *, leaf: Callable[[str, nn.Module], bool] = lambda path, module: False) -> Trace:
+    """Trace a copy of ``model`` in eval mode for ``example``; the model itself is not touched.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
+    >>> traced = trace(net, torch.zeros(1, 3, 8, 8))
+    >>> [node.name for node in traced.graph.nodes]
+    ['input', '_0', '_1', '_2', '_3', 'output']
+    """
+    args, kwargs = example_arguments(example)
+    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    root = meta_copy(model)
+    tracer = Tracer(model, device, leaf)
+    try:
+        graph = tracer.trace_example(root, args, kwargs)
+    except Exception as error:
+        raise _explained(model, args, kwargs, error) from error
+    return Trace(graph, root, tuple(tracer.specialisations), tuple(tracer.leaves), (args, kwargs))
+
+
+def graph_module(traced: Trace, model: nn.Module) -> fx.GraphModule:
+    """The traced graph over a copy of the user's weights: computes what ``model`` computes."""
+    copied = copy.deepcopy(model)
+    for name, child in traced.root.named_children():  # modules made inside forward()
+        if name not in copied._modules:
+            copied.add_module(name, child)
+    for node in traced.graph.nodes:  # tensors made inside forward()
+        if node.op == "get_attr" and "." not in node.target and not hasattr(copied, node.target):
+            setattr(copied, node.target, getattr(traced.root, node.target))
+    for module in copied.modules():
+        if getattr(module, "inplace", False) is True:
+            module.inplace = False  # the graph reads some of these operands again
+    made = fx.GraphModule(copied, copy.deepcopy(traced.graph), type(model).__name__)
+    return made.train(model.training)  # type: ignore[no-any-return]
+
+
+def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Exception:
+    """Does the model reject the example by itself, or is it only that it cannot be traced?"""
+    clone = copy.deepcopy(model).eval()
+    try:
+        with torch.no_grad():
+            clone(*args, **kwargs)
+    except Exception as own:
+        return InputError(
+            f"the model rejects the example inputs: {_one_line(own)}",
+            where=_error_line(own),
+            fix="pass example_inputs (--input on the command line) of the shape that the model expects",
+        )
+    return TraceError(
+        f"the model's forward cannot be traced: {_one_line(error)}",
+        where=_error_line(error),
+        fix="move the offending lines into a submodule: what cannot be traced is then kept as a leaf",
+    )

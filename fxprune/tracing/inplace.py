@@ -1,0 +1,95 @@
+"""In-place ops become functional ones before anything else looks at the graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+_OPERATORS = {
+    getattr(operator, f"i{name}"): getattr(operator, f"{name}")
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+}
+_FUNCTIONS: dict[Any, Any] = {
+    in_place: getattr(owner, name[:-1])
+    for owner in (torch, F)
+    for name, in_place in vars(owner).items()
+    if name.endswith("_") and not name.startswith("_") and callable(in_place) and hasattr(owner, name[:-1])
+}
+
+
+def _is_in_place_method(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__") and hasattr(torch.Tensor, name[:-1])
+
+
+class _FunctionalForm:
+    """Maps a call onto the call that returns its result without touching the operand."""
+
+    def __call__(self, kind: str, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        if kind == "call_method" and _is_in_place_method(target):
+            target = target[:-1]
+        elif kind == "call_function":
+            target = _OPERATORS.get(target) or _FUNCTIONS.get(target, target)
+        if kwargs.get("inplace") is True:
+            kwargs = {**kwargs, "inplace": False}
+        if kind == "call_function":
+            args = _positional_flag_off(target, args)
+        return target, args, kwargs
+
+    def overwritten(self, kind: str, target: Any, args: Any, kwargs: Any, root: nn.Module) -> Any:
+        """The operand that the user's call writes to, if it does."""
+        if not args:
+            return None
+        if kind == "call_module":
+            in_place = getattr(root.get_submodule(target), "inplace", False) is True
+        elif kind == "call_method":
+            in_place = _is_in_place_method(target)
+        else:
+            in_place = target in _OPERATORS or _hashable_in(target, _FUNCTIONS) or kwargs.get("inplace") is True
+            in_place = in_place or _positional_flag_off(target, args) is not args
+        return args[0] if in_place else None
+
+
+functional_form = _FunctionalForm()
+
+# Position of the `inplace` flag of the functionals that take one.
+_FLAG = {
+    F.relu: 1, F.relu6: 1, F.hardtanh: 3, F.elu: 2, F.leaky_relu: 2, F.selu: 1, F.celu: 2, F.silu: 1, F.mish: 1,
+    F.hardswish: 1, F.hardsigmoid: 1, F.threshold: 3, F.dropout: 3, F.dropout2d: 3, F.dropout3d: 3,
+}  # fmt: skip
+
+
+def _positional_flag_off(target: Any, args: Any) -> Any:
+    at = _FLAG.get(target) if _hashable_in(target, _FLAG) else None
+    if at is None or len(args) <= at or args[at] is not True:
+        return args
+    return (*args[:at], False, *args[at + 1 :])
+
+
+def _hashable_in(target: Any, table: dict[Any, Any]) -> bool:
+    try:
+        return target in table
+    except TypeError:
+        return False
+
+
+def overlapping(one: Any, other: torch.Tensor) -> bool:
+    """Do two meta tensors share memory, element for element?"""
+    if not isinstance(one, torch.Tensor) or one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    size = other.untyped_storage().nbytes() // max(other.element_size(), 1)
+    if one.dtype != other.dtype or size > 1 << 22:
+        return True
+    memory = np.zeros(size, dtype=bool)
+    for tensor, write in ((one, True), (other, False)):
+        strides = tuple(stride * memory.itemsize for stride in tensor.stride())
+        view = np.lib.stride_tricks.as_strided(memory[tensor.storage_offset() :], tuple(tensor.shape), strides)
+        if write:
+            view[...] = True
+        else:
+            return bool(view.any())
+    return False

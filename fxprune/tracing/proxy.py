@@ -1,0 +1,115 @@
+"""A proxy that knows what it stands for.
+
+Python code that looks at a shape (``if h > 7``, ``for d in x.shape``, ``assert c % 8 == 0``) gets the answer of the
+example. Passing a size on (``x.view(x.size(0), -1)``) records a node and stays symbolic; only what Python really
+consumes (a branch, a loop count) is handed out as a constant, and the tracer notes it down as a specialisation.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+if TYPE_CHECKING:
+    from fxprune.tracing.tracer import Tracer
+
+
+class ShapeProxy(fx.Proxy):  # type: ignore[misc]
+    """An ``fx.Proxy`` whose node carries the example's value: a meta tensor, a size, a tuple ..."""
+
+    tracer: Tracer
+    node: fx.Node
+
+    @property
+    def value(self) -> Any:
+        return self.node.meta["value"]
+
+    # isinstance(x, torch.Tensor), isinstance(size, int): answered by the value, as the model's author meant it.
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self.value)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.value, name)  # raises AttributeError exactly where the value would
+        if callable(found):
+            return lambda *args, **kwargs: self.tracer.call_method(self, name, args, kwargs)
+        if name in ("ndim", "itemsize"):
+            return found
+        return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+
+    def __bool__(self) -> bool:
+        return bool(self.tracer.specialise(self, bool))
+
+    def __int__(self) -> int:
+        return int(self.tracer.specialise(self, int))
+
+    def __float__(self) -> float:
+        return float(self.tracer.specialise(self, float))
+
+    def __index__(self) -> int:
+        return int(self.tracer.specialise(self, operator.index))
+
+    def __len__(self) -> int:
+        if isinstance(self.value, torch.Tensor):
+            return operator.index(self.tracer.call_method(self, "size", (0,), {}))
+        return len(self.value)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if isinstance(self.value, dict):
+            return iter(self.value)
+        return (self[position] for position in range(len(self)))
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(self.value, dict):
+            return item in self.value
+        return any(bool(entry == item) for entry in self)
+
+    def keys(self) -> Any:  # a proxied dict has the example's keys
+        return self.value.keys()
+
+    def values(self) -> Any:
+        return [self[key] for key in self.value]
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self.value]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self.value else default
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def __setitem__(self, index: Any, item: Any) -> None:
+        self.tracer.assign_slice(self, index, item)
+
+
+def _rounding(name: str, function: Callable[..., Any]) -> None:
+    def method(self: ShapeProxy, *digits: int) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, *digits), {})
+
+    setattr(ShapeProxy, name, method)
+
+
+def _in_place(name: str, function: Callable[..., Any]) -> None:
+    def method(self: ShapeProxy, other: Any) -> Any:
+        return self.tracer.update(self, self.tracer.create_proxy("call_function", function, (self, other), {}))
+
+    setattr(ShapeProxy, name, method)
+
+
+import math  # noqa: E402  (used by the table below only)
+
+for _name, _function in (("__round__", round), ("__floor__", math.floor), ("__ceil__", math.ceil), ("__trunc__", math.trunc)):
+    _rounding(_name, _function)
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    _in_place(f"__i{_name}__", getattr(operator, f"__{_name}__"))

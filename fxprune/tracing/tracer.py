@@ -1,0 +1,389 @@
+"""The tracer: ``torch.fx`` with proxies that know the example's shapes, functional in-place ops, and a fallback.
+
+Whatever cannot be traced becomes a leaf: the innermost module whose Python code fails is kept as one opaque call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_flatten
+
+from fxprune.core import Leaf, Specialisation
+from fxprune.tracing.inplace import functional_form, overlapping
+from fxprune.tracing.proxy import ShapeProxy
+from fxprune.tracing.values import Values, to_meta
+
+
+class Untraceable(Exception):
+    """Python asked for something that only data can answer."""
+
+
+class TrainingFlag(int):
+    """Stands for ``self.training`` while tracing: passed on it becomes a node, in an ``if`` it is a specialisation."""
+
+    tracer: Tracer
+    path: str
+
+    def __bool__(self) -> bool:
+        self.tracer.training_was_read(self.path)
+        return False
+
+
+class Tracer(fx.Tracer):  # type: ignore[misc]
+    """Traces ``root`` (a meta copy) for one example; ``real`` is the user's untouched model."""
+
+    def __init__(self, real: nn.Module, device: torch.device, leaf: Callable[[str, nn.Module], bool]) -> None:
+        super().__init__()
+        self.real, self.device, self.is_user_leaf = real, device, leaf
+        self.specialisations: list[Specialisation] = []
+        self.leaves: list[Leaf] = []
+        self.by_storage: dict[int, list[fx.Node]] = {}
+        self.stale: dict[fx.Node, str] = {}  # nodes whose tensor was overwritten through an alias
+        self.paused = False  # while a value is computed, modules run as they are
+        self.training_reads = 0
+        self.checked: set[tuple[object, ...]] = set()
+
+    # ---------------------------------------------------------------- entry
+
+    def trace_example(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Graph:
+        self.values = Values(root, self.real, self.device)
+        self.example = inspect.signature(root.forward).bind(*args, **kwargs)
+        self.attribute_names = {id(t): n for n, t in [*root.named_parameters(), *root.named_buffers()]}
+        with _recorded(self):
+            return self.trace(root)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        """One placeholder per argument of the example; arguments that it leaves out keep their default."""
+        parameters = inspect.signature(self.root.forward).parameters
+        for name, given in self.example.arguments.items():
+            star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(
+                parameters[name].kind, ""
+            )
+            self.create_placeholder(star + name, given)
+        flag = self._flag("")
+
+        def run(*_: Any) -> Any:
+            given: dict[str, Any] = {}
+            for node in list(self.graph.nodes):
+                if node.op == "placeholder":
+                    given[str(node.target).lstrip("*")] = self.placeholder_proxies[node]
+            bound = inspect.BoundArguments(self.example.signature, given)  # type: ignore[arg-type]
+            self.root.__dict__["training"] = flag
+            try:
+                return type(self.root).forward(self.root, *bound.args, **bound.kwargs)
+            finally:
+                self.root.__dict__["training"] = False
+
+        return run, []
+
+    def create_placeholder(self, name: str, given: Any) -> None:
+        if not hasattr(self, "placeholder_proxies"):
+            self.placeholder_proxies: dict[fx.Node, Any] = {}
+        node = self.graph.create_node("placeholder", name, (), {})
+        node.meta.update(value=to_meta(given), source=None, module="")
+        for leaf in tree_flatten(node.meta["value"])[0]:
+            if isinstance(leaf, torch.Tensor):
+                self.by_storage.setdefault(leaf.untyped_storage()._cdata, []).append(node)
+        tensors = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, torch.Tensor)]
+        # A flag or a number given as example is a constant of the graph; another value is refused when it runs.
+        self.placeholder_proxies[node] = self.proxy(node) if tensors else given
+        if not tensors and not name.startswith("*"):
+            self._check(node, given, f"the model was traced with {name}={given!r}", operator.eq)
+
+    # ---------------------------------------------------------------- nodes and proxies
+
+    def proxy(self, node: fx.Node) -> ShapeProxy:
+        return ShapeProxy(node, self)
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None) -> Any:
+        target, args, kwargs = functional_form(kind, target, args, kwargs)
+        for argument in _nodes((args, kwargs)):
+            if argument in self.stale:
+                raise Untraceable(self.stale[argument])
+        node = self.graph.create_node(kind, target, args, kwargs, name, None)
+        node.meta["source"] = _user_line()
+        node.meta["module"] = self.scope.module_path
+        if kind != "output":
+            paused, self.paused = self.paused, True
+            try:
+                node.meta["value"] = value = self.values.of(node)
+            except Exception:
+                self.graph.erase_node(node)
+                raise
+            finally:
+                self.paused = paused
+            if isinstance(value, torch.Tensor):
+                self.by_storage.setdefault(value.untyped_storage()._cdata, []).append(node)
+        return node
+
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None, proxy_factory_fn: Any = None
+    ) -> Any:
+        if kind == "call_function" and _is_user_function(target):  # marked as opaque by torch.fx.wrap: look inside
+            return self._inlined(target, lambda _: super(Tracer, self).create_proxy(kind, target, args, kwargs), args, kwargs)
+        made = super().create_proxy(kind, target, args, kwargs, name, type_expr)
+        overwritten = functional_form.overwritten(kind, target, args, kwargs, self.root)
+        return self.update(overwritten, made) if overwritten is not None else made
+
+    def create_arg(self, a: Any) -> Any:
+        if type(a) is ShapeProxy:
+            return a.node
+        if isinstance(a, TrainingFlag):
+            return self.create_node("get_attr", f"{a.path}.training".lstrip("."), (), {})
+        if isinstance(a, torch.Tensor) and id(a) in self.attribute_names:
+            return self.create_node("get_attr", self.attribute_names[id(a)], (), {})
+        if isinstance(a, torch.Size):
+            return tuple(self.create_arg(entry) for entry in a)
+        return super().create_arg(a)
+
+    def call_method(self, owner: ShapeProxy, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in ("dim", "ndimension", "is_floating_point", "is_complex"):
+            return getattr(owner.value, name)()
+        if name in ("item", "tolist") and isinstance(owner.value, torch.Tensor):
+            return getattr(self._constant(owner, name), name)()
+        return self.create_proxy("call_method", name, (owner, *args), kwargs)
+
+    # ---------------------------------------------------------------- what Python consumed
+
+    def specialise(self, proxy: ShapeProxy, convert: Callable[[Any], Any]) -> Any:
+        """The example's value, handed to Python; the graph checks from now on that it is still the same."""
+        if isinstance(proxy.value, torch.Tensor):
+            return convert(self._constant(proxy, convert.__name__))
+        value = convert(proxy.value)
+        source = _user_line()
+        kind = "branch" if convert is bool else "value"
+        self.specialisations.append(Specialisation(proxy.node.name, kind, value, source))
+        compare = operator.truth if convert is bool and value else operator.not_ if convert is bool else operator.eq
+        message = f"fxprune: the model's Python code took {value!r} here for the example; this input would take another way"
+        self._check(proxy.node, value, f"{message} ({source})", compare)
+        return value
+
+    def _constant(self, proxy: ShapeProxy, what: str) -> Any:
+        try:
+            return self.values.constant(proxy.node)
+        except ValueError:
+            raise Untraceable(f"{what}() of a tensor that depends on the input") from None
+
+    def _check(self, node: fx.Node, value: Any, message: str, compare: Callable[..., Any]) -> None:
+        if (node, repr(value), compare) in self.checked:
+            return
+        self.checked.add((node, repr(value), compare))
+        condition: Any = node
+        if compare is not operator.truth or not isinstance(node.meta["value"], bool):
+            operands = (node, value) if compare is operator.eq else (node,)
+            condition = self.graph.call_function(compare, operands)
+            condition.meta.update(value=True, source=node.meta["source"], module=node.meta.get("module"))
+        check = self.graph.call_function(torch._assert, (condition, message))
+        check.meta.update(value=None, source=node.meta["source"], module=node.meta.get("module"))
+
+    def training_was_read(self, path: str) -> None:
+        self.training_reads += 1
+        self.specialisations.append(Specialisation(path or "model", "training", False, _user_line()))
+
+    # ---------------------------------------------------------------- in place
+
+    def update(self, target: Any, made: Any) -> Any:
+        """``target`` was overwritten by ``made``: every name that the model's code has for it now means ``made``."""
+        if type(target) is not ShapeProxy or not isinstance(target.value, (torch.Tensor, list)):
+            return made
+        if isinstance(target.value, torch.Tensor):
+            reason = f"{target.node.name} was written in place through another view of it"
+            for node in self.by_storage[target.value.untyped_storage()._cdata]:
+                if node not in (target.node, made.node) and overlapping(node.meta["value"], target.value):
+                    self.stale[node] = reason
+        self.stale.pop(made.node, None)
+        target.node = made.node
+        return target
+
+    def assign_slice(self, proxy: ShapeProxy, index: Any, item: Any) -> None:
+        """``x[:, a:b] = y`` as ``slice_scatter``; other assignments are left to the fallback."""
+        index = index if isinstance(index, tuple) else (index,)
+        if Ellipsis in index:
+            at = index.index(Ellipsis)
+            index = index[:at] + (slice(None),) * (proxy.value.ndim - len(index) + 1) + index[at + 1 :]
+        moved = [(axis, entry) for axis, entry in enumerate(index) if entry != slice(None)]
+        if len(moved) != 1 or not isinstance(moved[0][1], (slice, int)) or not isinstance(item, fx.Proxy):
+            raise Untraceable("an assignment to a part of a tensor")
+        axis, entry = moved[0]
+        if isinstance(entry, int):
+            made = self.create_proxy("call_function", torch.select_scatter, (proxy, item, axis, entry), {})
+        else:
+            step = 1 if entry.step is None else entry.step
+            made = self.create_proxy(
+                "call_function", torch.slice_scatter, (proxy, item, axis, entry.start, entry.stop, step), {}
+            )
+        self.update(proxy, made)
+
+    # ---------------------------------------------------------------- modules
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        name = None if self.paused else self.attribute_names.get(id(attr_val))
+        if name is None or not isinstance(attr_val, torch.Tensor):
+            return attr_val
+        if name not in parameter_proxy_cache or parameter_proxy_cache[name].node not in self.graph._find_nodes_lookup_table:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if self.is_user_leaf(module_qualified_name, m) or isinstance(m, torch.jit.ScriptModule):
+            return True
+        owner = next(cls for cls in type(m).__mro__ if "forward" in cls.__dict__)
+        return owner.__module__.startswith("torch.nn.") and not isinstance(m, nn.Sequential)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.paused or fx._symbolic_trace._find_proxy(args, kwargs) is None:
+            return forward(*args, **kwargs)
+        path = self._path(m)
+        if self.is_leaf_module(m, path):
+            return self.create_proxy("call_module", path, args, kwargs)
+        scope, self.scope = self.scope, fx.proxy.Scope(path, type(m))
+        m.__dict__["training"] = self._flag(path)
+
+        def opaque(error: Exception | None) -> Any:
+            m.__dict__["training"] = False
+            leaf = super(Tracer, self).create_proxy("call_module", path, args, kwargs)
+            if error is not None:
+                self.leaves.append(Leaf(path, type(m).__name__, _one_line(error), _error_line(error)))
+            return leaf
+
+        try:
+            return self._inlined(forward, opaque, args, kwargs)
+        finally:
+            m.__dict__["training"] = False
+            self.scope = scope
+
+    def _inlined(self, call: Callable[..., Any], opaque: Callable[[Exception | None], Any], args: Any, kwargs: Any) -> Any:
+        """Trace through ``call``; where that fails, take back what it recorded and keep it as one opaque node."""
+        mark, reads = self.graph._root._prev, self.training_reads
+        state = dict(self.stale), len(self.specialisations), len(self.leaves), set(self.checked)
+        names = {proxy: proxy.node for proxy in _proxies((args, kwargs))}
+        try:
+            made = call(*args, **kwargs)
+        except Exception as error:
+            self._undo(mark, state, names)
+            try:
+                return opaque(error)
+            except Exception:
+                raise error from None
+        if self.training_reads > reads and args and made is args[0]:
+            # Does nothing in eval mode and something in training: stochastic depth and its kind. Keep it.
+            self._undo(mark, state, names)
+            made = opaque(None)
+            made.node.meta["identity"] = True
+        return made
+
+    def _undo(self, mark: fx.Node, state: Any, names: dict[ShapeProxy, fx.Node]) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            if node is mark:
+                break
+            self.graph.erase_node(node)
+        self.stale, count, leaves, self.checked = state
+        del self.specialisations[count:], self.leaves[leaves:]
+        for proxy, node in names.items():
+            proxy.node = node
+
+    def _path(self, module: nn.Module) -> str:
+        paths: dict[nn.Module, str] = self.submodule_paths
+        if module not in paths:  # made inside forward()
+            name = self.get_fresh_qualname("inline_")
+            self.root.add_module(name, module)
+            paths[module] = name
+        return paths[module]
+
+    def _flag(self, path: str) -> TrainingFlag:
+        flag = TrainingFlag(0)
+        flag.tracer, flag.path = self, path
+        return flag
+
+
+# -------------------------------------------------------------------- helpers
+
+_FACTORIES = (
+    "arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn",
+    "randperm", "tensor", "zeros",
+)  # fmt: skip
+
+
+class _recorded:
+    """Functions that do not ask their arguments what they are: record them when one is a proxy.
+
+    These are torch's factories (``torch.zeros(x.shape[0])``) and what the model's author marked with ``torch.fx.wrap``.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer, self.saved = tracer, []  # type: tuple[Tracer, list[tuple[dict[str, Any], str, Any]]]
+        self.marked = dict(fx._symbolic_trace._wrapped_fns_to_patch)
+
+    def __enter__(self) -> None:
+        fx._symbolic_trace._wrapped_fns_to_patch.clear()  # fx would make them opaque; we look inside first
+        places = [(torch.__dict__, name) for name in _FACTORIES]
+        places += [(scope, name) for (_, name), scope in self.marked.items() if isinstance(scope.get(name), types.FunctionType)]
+        for scope, name in places:
+            self.saved.append((scope, name, scope[name]))
+            scope[name] = self._recording(scope[name])
+
+    def _recording(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.tracer.paused or not _proxies((args, kwargs)):
+                return function(*args, **kwargs)
+            return self.tracer.create_proxy("call_function", function, args, kwargs)
+
+        return call
+
+    def __exit__(self, *_: object) -> None:
+        for scope, name, function in self.saved:
+            scope[name] = function
+        fx._symbolic_trace._wrapped_fns_to_patch.update(self.marked)
+
+
+def _nodes(tree: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(tree, lambda node: found.append(node))
+    return found
+
+
+def _proxies(tree: Any) -> list[ShapeProxy]:
+    return [leaf for leaf in tree_flatten(tree)[0] if type(leaf) is ShapeProxy]
+
+
+def _is_user_function(target: Any) -> bool:
+    return isinstance(target, types.FunctionType) and not (target.__module__ or "").startswith(("torch.", "math"))
+
+
+_LIBRARY = (str(torch.__path__[0]) + "/", __file__.rsplit("tracer.py", 1)[0])
+
+
+def _user_line() -> str | None:
+    """``file:line`` of the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_LIBRARY) and not name.startswith("<"):
+            return f"{name}:{frame.f_lineno}" if frame.f_code.co_name != "trace" else None
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _error_line(error: BaseException) -> str | None:
+    where, step = None, error.__traceback__
+    while step is not None:
+        name = step.tb_frame.f_code.co_filename
+        if not name.startswith(_LIBRARY):
+            where = f"{name}:{step.tb_lineno}"
+        step = step.tb_next
+    return where
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -1,0 +1,109 @@
+"""What each node computes for the example, on the meta device: shapes and dtypes without arithmetic."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_map
+
+# Modules whose output has their input's shape and dtype. A meta kernel would find that out too, a hundred times slower.
+_SAME_SHAPE: tuple[type[nn.Module], ...] = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Sigmoid, nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softmax, nn.Softplus,
+)  # fmt: skip
+_SAME_TENSOR: tuple[type[nn.Module], ...] = (
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+)  # fmt: skip
+
+
+def to_meta(tree: Any) -> Any:
+    """Every tensor in a nested structure, moved to the meta device."""
+    return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """A copy that shares no state with ``model`` and holds no data: what tracing may scribble on."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo.setdefault(id(buffer), buffer.detach().to("meta"))
+    return copy.deepcopy(model, memo).eval()
+
+
+class Values:
+    """Evaluates nodes one by one; ``real`` is the user's model, used only where the meta device cannot answer."""
+
+    def __init__(self, root: nn.Module, real: nn.Module, device: torch.device) -> None:
+        self.root, self.real, self.device = root, real, device
+
+    def of(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            path = str(node.target)
+            return False if path.rpartition(".")[2] == "training" else to_meta(_attribute(self.root, path))
+        args = fx.node.map_arg(node.args, lambda n: n.meta["value"])
+        kwargs = fx.node.map_arg(node.kwargs, lambda n: n.meta["value"])
+        module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, _SAME_TENSOR) and len(args) == 1:
+            return args[0]
+        if isinstance(module, _SAME_SHAPE) and len(args) == 1:
+            return args[0].new_empty(args[0].shape)
+        if node.target is getattr and args[1] == "device" and isinstance(args[0], torch.Tensor):
+            return self.device
+        with torch.no_grad():
+            try:
+                return self._run(node, module, to_meta(tuple(args)), to_meta(dict(kwargs)))
+            except (NotImplementedError, RuntimeError) as error:
+                if not _is_meta_gap(error):
+                    raise
+            # No meta kernel, or the result's size depends on the data: run it once on made-up data.
+            module = self.real.get_submodule(str(node.target)) if module is not None else None
+            return to_meta(self._run(node, module, _made_up(tuple(args)), _made_up(dict(kwargs))))
+
+    @staticmethod
+    def _run(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if module is not None:
+            return to_meta(module(*args, **kwargs))
+        if node.op == "call_method":
+            return to_meta(getattr(args[0], str(node.target))(*args[1:], **kwargs))
+        assert callable(node.target)
+        return to_meta(node.target(*args, **kwargs))
+
+    def constant(self, node: fx.Node) -> Any:
+        """The real value of a node that depends on parameters and buffers only; raises ``ValueError`` otherwise."""
+        if node.op == "get_attr":
+            return _attribute(self.real, str(node.target))
+        if node.op not in ("call_function", "call_method"):
+            raise ValueError(f"{node.name} depends on the input")
+        args = fx.node.map_arg(node.args, self.constant)
+        kwargs = fx.node.map_arg(node.kwargs, self.constant)
+        with torch.no_grad():
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            assert callable(node.target)
+            return node.target(*args, **kwargs)
+
+
+def _is_meta_gap(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, NotImplementedError) or "meta" in text.lower() or "data-dependent" in text
+
+
+def _made_up(tree: Any) -> Any:
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.rand(leaf.shape).to(leaf.dtype)
+
+    return tree_map(fill, tree)
+
+
+def _attribute(root: nn.Module, path: str) -> Any:
+    found: Any = root
+    for atom in path.split("."):
+        found = getattr(found, atom)
+    return found
