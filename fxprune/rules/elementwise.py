@@ -25,18 +25,14 @@ def _targets(names: Iterable[str], *modules: type[nn.Module]) -> list[Hashable]:
 
 
 KEEPS_ZERO = _targets(
-    "relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish tanh tanhshrink softsign hardshrink softshrink "
-    "sin tan asin atan sinh asinh erf abs absolute neg negative positive sign sgn sqrt square floor ceil round trunc "
-    "fix frac expm1 log1p nan_to_num dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout "
-    "feature_dropout contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad_".split(),
+    ["relu", "relu6", "leaky_relu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "tanh", "tanhshrink", "softsign", "hardshrink", "softshrink", "sin", "tan", "asin", "atan", "sinh", "asinh", "erf", "abs", "absolute", "neg", "negative", "positive", "sign", "sgn", "sqrt", "square", "floor", "ceil", "round", "trunc", "fix", "frac", "expm1", "log1p", "nan_to_num", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout", "contiguous", "clone", "detach", "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda", "requires_grad_"],
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh,
     nn.Tanhshrink, nn.Softsign, nn.Hardshrink, nn.Softshrink, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
     nn.AlphaDropout, nn.FeatureAlphaDropout,
 )  # fmt: skip
 KEEPS_ZERO += [operator.neg, operator.pos, operator.abs, round]
 BREAKS_ZERO = _targets(
-    "sigmoid hardsigmoid logsigmoid softplus exp exp2 log log2 log10 cos acos cosh acosh atanh erfc rsqrt reciprocal "
-    "threshold logit digamma lgamma logical_not isnan isinf isfinite bitwise_not bool int long".split(),
+    ["sigmoid", "hardsigmoid", "logsigmoid", "softplus", "exp", "exp2", "log", "log2", "log10", "cos", "acos", "cosh", "acosh", "atanh", "erfc", "rsqrt", "reciprocal", "threshold", "logit", "digamma", "lgamma", "logical_not", "isnan", "isinf", "isfinite", "bitwise_not", "bool", "int", "long"],
     nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Softplus, nn.Threshold,
 )  # fmt: skip
 BREAKS_ZERO += [operator.not_, operator.invert]

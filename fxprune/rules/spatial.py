@@ -86,7 +86,7 @@ def pad(op: Op) -> Flow | None:
     for index in range(len(widths) // 2):
         axis = ids.ndim - 1 - index
         before, after = int(widths[2 * index]), int(widths[2 * index + 1])
-        if (before, after) == (0, 0) or ids.shape[axis] == 1 and not _is_channel_axis(op, flow, axis):
+        if (before, after) == (0, 0) or (ids.shape[axis] == 1 and not _is_channel_axis(op, flow, axis)):
             continue
         if mode != "constant" or value != 0:
             return None
