@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import fx, nn
 
+from fxprune.budget.target import Target
 from fxprune.inspection import Inspection, describe
 from fxprune.passes.analysis import analyse
+from fxprune.passes.compile import compile_slim
+from fxprune.wrapped import Wrapped
+
+
+def wrap(
+    model: nn.Module,
+    budget: float | Mapping[str, float],
+    *,
+    example_inputs: Any = None,
+    metric: str = "volume",
+    ignore: Sequence[str] = (),
+    leaf: Sequence[str | type] = (),
+) -> Wrapped:
+    """A copy of ``model`` with a gate on every prunable channel."""
+    target = Target.of(budget, metric)
+    analysis = analyse(model, example_inputs, ignore=tuple(ignore), leaf=tuple(leaf))
+    return Wrapped(model, analysis, target, {"ignore": tuple(ignore), "leaf": tuple(leaf)})
+
+
+def export(wrapped: Wrapped) -> fx.GraphModule:
+    """The slim module."""
+    if not wrapped.hardened:
+        wrapped = copy.deepcopy(wrapped).harden()
+    present = wrapped.analysis.costs.physical(torch.from_numpy(wrapped.masks()).double()).numpy() > 0
+    slim, joins = compile_slim(wrapped.analysis.channels, wrapped._model, present, wrapped.gate_values())
+    slim.joins = joins
+    return slim
 
 
 def inspect(

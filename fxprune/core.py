@@ -98,6 +98,7 @@ class Channels:
     mixers: tuple[Mixer, ...]
     affines: tuple[Affine, ...]
     anchors: dict[fx.Node, fx.Node]
+    masks: tuple[fx.Node, ...]
     freezes: tuple[Freeze, ...]
     sized: tuple[tuple[fx.Node, Ids], ...]
     tied: tuple[Ids, ...]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Channels, Freeze, Trace
 from fxprune.ids import Ids, IdTable
@@ -33,7 +34,7 @@ def relate(trace: Trace) -> Channels:
         else:
             flows[node] = _relate_node(node, trace, table, flows, notes, freezes)
     return Channels(
-        trace, table, flows, tuple(notes.mixers), tuple(notes.affines), notes.anchors, tuple(freezes),
+        trace, table, flows, tuple(notes.mixers), tuple(notes.affines), notes.anchors, tuple(notes.masks), tuple(freezes),
         tuple(notes.sized), tuple(notes.tied), tuple(outputs),
     )  # fmt: skip
 
@@ -47,15 +48,21 @@ def _relate_node(
     if not inputs:  # sizes and factories: new tensors that no channel reaches
         return constant_flow(node.meta["value"])
     try:
-        answer = rule(Op(node, module, table, flows, notes)) if rule is not None else None
+        answer = rule.relate(Op(node, module, table, flows, notes)) if rule is not None else None
     except NoChannels:
         answer = None
     if answer is not None or not _has_tensor(node.meta["value"]):
-        return answer
+        if any(not flow.clean for flow in tree_flatten(answer)[0] if isinstance(flow, Flow)):
+            notes.masks.append(node)
+        return tree_map(_masked, answer)
     why = "no rule for this op" if rule is None else "this use of the op needs every channel"
     ids = np.unique(np.concatenate([flow.ids.reshape(-1) for flow in inputs]))
     freezes.append(Freeze(node.name, op_name(node, module), node.meta["source"], why, ids))
     return constant_flow(node.meta["value"])
+
+
+def _masked(flow: Any) -> Any:
+    return replace(flow, clean=True) if isinstance(flow, Flow) and not flow.clean else flow
 
 
 def op_name(node: fx.Node, module: Any = None) -> str:

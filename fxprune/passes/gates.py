@@ -9,7 +9,7 @@ import numpy as np
 
 from fxprune.core import Channels, Freeze, Mixer
 from fxprune.errors import ModelError, OptionError
-from fxprune.ids import ONE, OPEN, Ids, IdTable, Join, Mix
+from fxprune.ids import ONE, Ids, Join, Mix
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +21,7 @@ class Layer:
     start: int
     variables: int
     grain: str  # "channel", "group", "group norm" or "" without a gate
+    rows: Ids  # the gate variable of each channel, counted from ``start``
     why: str = ""  # why there is no gate
     freeze: Freeze | None = None
 
@@ -76,7 +77,7 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
         for mixer in mixers:
             if count:
                 blocks[int(mixer.ids.flat[0])].gate = (variable + start).reshape(mixer.ids.shape)
-        layers.append(Layer(name, tuple(mixers), start, count, grain, why, freeze))
+        layers.append(Layer(name, tuple(mixers), start, count, grain, variable, why, freeze))
         start += count
     return tuple(layers)
 
@@ -138,10 +139,3 @@ def _only_scale(channels: Channels) -> np.ndarray[tuple[int], np.dtype[np.bool_]
 
 def gate_count(layers: tuple[Layer, ...]) -> int:
     return sum(layer.variables for layer in layers)
-
-
-def open_gates(table: IdTable) -> Ids:
-    """All gate variables that occur in the table."""
-    used = [block.gate.reshape(-1) for block in table.blocks if isinstance(block, Mix)]
-    every = np.unique(np.concatenate(used)) if used else np.zeros(0, dtype=np.int64)
-    return every[every != OPEN]

@@ -54,7 +54,7 @@ def _kind(node: fx.Node, channels: Channels, mixers: dict[fx.Node, object]) -> s
     if sum(isinstance(flow, Flow) for flow in flows) < 2:
         return None
     rule = RULES.get(node.target) if node.target is not operator.getitem else None
-    return {add: "add", multiply: "mul"}.get(rule) if rule is not None else None  # type: ignore[arg-type]
+    return "add" if rule is add else "mul" if rule is multiply else None
 
 
 def streams(graph: nx.DiGraph) -> tuple[Stream, ...]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Hashable, Iterable
-from typing import Any
+from collections.abc import Hashable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from fxprune.core import Affine
-from fxprune.rules.registry import Flow, Op, rule
+from fxprune.rules.emit import Piece, Slim, per_channel_module, same_op, whole_op
+from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
-def _targets(names: Iterable[str], *modules: type[nn.Module]) -> list[Hashable]:
-    """Everything that goes by these names: ``torch.relu``, ``F.relu``, ``x.relu()``, and the module classes."""
-    found: dict[Hashable, None] = dict.fromkeys(modules)
-    for name in names:
+def _targets(names: str, *others: Hashable) -> list[Hashable]:
+    """Everything that goes by these names, ``torch.relu``, ``F.relu`` and ``x.relu()``, and the others."""
+    found: dict[Hashable, None] = dict.fromkeys(others)
+    for name in names.split():
         found.update((getattr(owner, name), None) for owner in (torch, F) if hasattr(owner, name))
         if hasattr(torch.Tensor, name):
             found[name] = None
@@ -25,23 +27,29 @@ def _targets(names: Iterable[str], *modules: type[nn.Module]) -> list[Hashable]:
 
 
 KEEPS_ZERO = _targets(
-    ["relu", "relu6", "leaky_relu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "tanh", "tanhshrink", "softsign", "hardshrink", "softshrink", "sin", "tan", "asin", "atan", "sinh", "asinh", "erf", "abs", "absolute", "neg", "negative", "positive", "sign", "sgn", "sqrt", "square", "floor", "ceil", "round", "trunc", "fix", "frac", "expm1", "log1p", "nan_to_num", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout", "contiguous", "clone", "detach", "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda", "requires_grad_"],
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh,
-    nn.Tanhshrink, nn.Softsign, nn.Hardshrink, nn.Softshrink, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
-    nn.AlphaDropout, nn.FeatureAlphaDropout,
+    """relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish tanh tanhshrink softsign hardshrink softshrink
+    sin tan asin atan sinh asinh erf abs absolute neg negative positive sign sgn sqrt square floor ceil round trunc fix
+    frac expm1 log1p nan_to_num dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout
+    contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad_""",
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,
+    nn.Tanh, nn.Tanhshrink, nn.Softsign, nn.Hardshrink, nn.Softshrink, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
+    nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, operator.neg, operator.pos, operator.abs, round,
 )  # fmt: skip
-KEEPS_ZERO += [operator.neg, operator.pos, operator.abs, round]
 BREAKS_ZERO = _targets(
-    ["sigmoid", "hardsigmoid", "logsigmoid", "softplus", "exp", "exp2", "log", "log2", "log10", "cos", "acos", "cosh", "acosh", "atanh", "erfc", "rsqrt", "reciprocal", "threshold", "logit", "digamma", "lgamma", "logical_not", "isnan", "isinf", "isfinite", "bitwise_not", "bool", "int", "long"],
-    nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Softplus, nn.Threshold,
+    """sigmoid hardsigmoid logsigmoid softplus exp exp2 log log2 log10 cos acos cosh acosh atanh erfc rsqrt reciprocal
+    threshold logit digamma lgamma logical_not isnan isinf isfinite bitwise_not bool int long""",
+    nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Softplus, nn.Threshold, operator.not_, operator.invert,
 )  # fmt: skip
-BREAKS_ZERO += [operator.not_, operator.invert]
 
 
-@rule(*KEEPS_ZERO, zero=True)
-@rule(*BREAKS_ZERO, zero=False)
-def pointwise(op: Op) -> Flow:
-    return op.anchored(op.flow())
+@rule(*KEEPS_ZERO)
+def keeps_zero(op: Op) -> Flow:
+    return unwritten(op.flow())
+
+
+@rule(*BREAKS_ZERO)
+def breaks_zero(op: Op) -> Flow:
+    return Flow(op.flow().ids, clean=False, scaler=True)
 
 
 @rule(nn.Identity)
@@ -55,7 +63,7 @@ def prelu(op: Op) -> Flow:
     if op.module is not None and op.module.weight.numel() > 1:
         ids = flow.along(1, op.table, op.out.shape[1])
         op.notes.affines.append(Affine(op.node, str(op.node.target), ids, 1))
-    return op.anchored(flow)
+    return unwritten(flow)
 
 
 @rule(torch.clamp, torch.clip, "clamp", "clip", "clamp_min", "clamp_max", F.hardtanh, nn.Hardtanh)
@@ -72,9 +80,8 @@ def clamp(op: Op) -> Flow:
     else:
         low, high = op.get("min", 1), op.get("max", 2)
         low, high = float("-inf") if low is None else low, float("inf") if high is None else high
-    flow = op.anchored(op.flow())
     inside = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= 0 <= high
-    return Flow(flow.ids, flow.zero and inside)
+    return replace(op.flow(), clean=inside, writer=None)
 
 
 @rule(torch.pow, "pow", operator.pow, "__pow__")
@@ -82,49 +89,69 @@ def power(op: Op) -> Flow | None:
     exponent = op.args[1]
     if op.find(op.raw(0)) is None or not isinstance(exponent, (int, float)):
         return None
-    flow = op.flow()
-    return Flow(flow.ids, flow.zero and exponent > 0)
+    return replace(op.flow(), clean=exponent > 0, writer=None)
 
 
 @rule(torch.masked_fill, "masked_fill")
 def masked_fill(op: Op) -> Flow:
     flow, mask = op.flow(), op.find(op.raw(1, "mask"))
     ids = flow.ids if mask is None else op.table.any(flow.ids, mask.ids)
-    return Flow(ids, zero=False)
+    return Flow(ids, clean=False)
 
 
-@rule(torch.softmax, F.softmax, "softmax", nn.Softmax, torch.log_softmax, F.log_softmax, "log_softmax", nn.LogSoftmax, zero=False)
-@rule(F.softmin, nn.Softmin, zero=False)
-@rule(torch.cumsum, "cumsum", zero=False)
-@rule(F.normalize, zero=True)
+_SOFTMAX = _targets("softmax log_softmax softmin cumsum", nn.Softmax, nn.LogSoftmax, nn.Softmin)
+
+
+@rule(*_SOFTMAX, F.normalize)
 def along_axis(op: Op) -> Flow:
     """Reads a whole axis: elementwise for channels that lie on another one, else it needs every living channel."""
-    flow = op.flow()
-    dim = op.get("dim", 2 if op.node.target is F.normalize else 1, 1 if op.node.target is F.normalize else None)
-    return share_statistics(op, flow, [int(dim) % flow.ids.ndim] if dim is not None else list(range(1, flow.ids.ndim)))
+    normalize = op.node.target is F.normalize
+    return share_statistics(op, statistics_axes(op), clean=normalize, scaler=not normalize)
 
 
-@rule(nn.Softmax2d, zero=False)
-@rule(F.local_response_norm, nn.LocalResponseNorm, zero=True)
+@rule(nn.Softmax2d, F.local_response_norm, nn.LocalResponseNorm)
 def over_channels(op: Op) -> Flow:
-    flow = op.flow()
-    return share_statistics(op, flow, [flow.ids.ndim - 3 if isinstance(op.module, nn.Softmax2d) else 1])
+    softmax = isinstance(op.module, nn.Softmax2d)
+    return share_statistics(op, statistics_axes(op), clean=not softmax, scaler=softmax)
 
 
-def share_statistics(op: Op, flow: Flow, axes: list[int]) -> Flow:
+def statistics_axes(op: Op) -> list[int]:
+    if isinstance(op.module, (nn.Softmax2d, nn.LocalResponseNorm)) or op.node.target is F.local_response_norm:
+        return [op.out.ndim - 3 if isinstance(op.module, nn.Softmax2d) else 1]
+    position, default = (2, 1) if op.node.target is F.normalize else (1, None)
+    dim = op.get("dim", position, default)
+    return list(range(op.out.ndim)) if dim is None else [int(dim) % op.out.ndim]
+
+
+def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = False) -> Flow:
     """Every element depends on all others along ``axes``: alive as before, but computing one needs all living ones."""
+    flow = op.flow()
     axes = [axis for axis in axes if flow.ids.shape[axis] > 1]
-    if not axes:
-        return op.anchored(flow)
-    kept = [axis for axis in range(flow.ids.ndim) if axis not in axes]
-    groups = flow.ids.transpose(*kept, *axes).reshape(-1, _size(flow.ids.shape[axis] for axis in axes))
-    statistics = op.table.mix(groups, rows=1, owner=op.node.name)
-    shape = [1 if axis in axes else flow.ids.shape[axis] for axis in range(flow.ids.ndim)]
-    return Flow(op.table.all(flow.ids, statistics.reshape(shape)), flow.zero)
+    ids = flow.ids
+    if axes:
+        kept = [axis for axis in range(ids.ndim) if axis not in axes]
+        groups = ids.transpose(*kept, *axes).reshape(-1, math.prod(ids.shape[axis] for axis in axes))
+        statistics = op.table.mix(groups, rows=1, owner=op.node.name)
+        ids = op.table.all(ids, statistics.reshape([1 if axis in axes else ids.shape[axis] for axis in range(ids.ndim)]))
+    return Flow(ids, clean, scaler or flow.scaler)
 
 
-def _size(sizes: Iterable[Any]) -> int:
-    product = 1
-    for size in sizes:
-        product *= int(size)
-    return product
+@prelu.emitter
+def _prelu(op: Op, slim: Slim) -> Piece | None:
+    if op.module is None or op.module.weight.numel() == 1:
+        return same_op(op, slim)
+    return per_channel_module(op, slim)
+
+
+@along_axis.emitter
+@over_channels.emitter
+def _along_axis(op: Op, slim: Slim) -> Piece | None:
+    return beside_channels(op, slim, statistics_axes(op))
+
+
+def beside_channels(op: Op, slim: Slim, axes: list[int]) -> Piece | None:
+    """As it is where ``axes`` leave the pruned one alone, else on the complete tensor."""
+    piece = slim.piece(op.inputs[0])
+    if piece is None:
+        return None
+    return whole_op(op, slim) if piece.axis in axes else same_op(op, slim)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.rules.registry import Flow, Op, rule
+from fxprune.ids import Ids
+from fxprune.rules.elementwise import masked_fill, power
+from fxprune.rules.emit import Piece, Slim, same_op, whole_op
+from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
 def _operands(op: Op, *names: str) -> list[tuple[Any, Flow | None]]:
@@ -21,8 +26,10 @@ def _is_zero(argument: Any) -> bool:
     return isinstance(argument, (int, float)) and not isinstance(argument, fx.Node) and argument == 0
 
 
-@rule(operator.add, torch.add, "add", "__add__", "__radd__", operator.sub, torch.sub, torch.subtract, "sub", "__sub__")
-@rule(torch.rsub, "rsub", torch.maximum, torch.minimum, "maximum", "minimum", torch.fmax, torch.fmin, "__rsub__")
+@rule(
+    operator.add, torch.add, "add", "__add__", "__radd__", operator.sub, torch.sub, torch.subtract, "sub", "__sub__",
+    torch.rsub, "rsub", "__rsub__", torch.maximum, torch.minimum, "maximum", "minimum", torch.fmax, torch.fmin,
+)  # fmt: skip
 def add(op: Op) -> Flow | None:
     operands = _operands(op, "input", "other")
     flows = [flow for _, flow in operands if flow is not None]
@@ -30,7 +37,7 @@ def add(op: Op) -> Flow | None:
         return None
     if len(flows) == 1:  # a number or a per-channel parameter: nothing joins, but a dead channel becomes that number
         constant = next((argument for argument, flow in operands if flow is None), 0)
-        return Flow(flows[0].ids, flows[0].zero and _is_zero(constant))
+        return replace(flows[0], clean=_is_zero(constant), writer=None)
     return Flow(op.table.any(*(flow.ids for flow in flows)))
 
 
@@ -40,34 +47,38 @@ def multiply(op: Op) -> Flow | None:
     if not flows:
         return None
     if len(flows) == 1:
-        return op.anchored(flows[0])
+        return unwritten(flows[0])
     return _scaled(op, flows)
 
 
 def _scaled(op: Op, flows: list[Flow]) -> Flow:
-    scalers = frozenset(i for i, flow in enumerate(flows) if not flow.zero)
+    scalers = frozenset(i for i, flow in enumerate(flows) if flow.scaler)
     if len(scalers) == len(flows):
         scalers = frozenset()
-    return Flow(op.table.all(*(flow.ids for flow in flows), scalers=scalers), all(flow.zero for flow in flows))
+    return Flow(op.table.all(*(flow.ids for flow in flows), scalers=scalers))
 
 
-@rule(operator.truediv, torch.div, torch.divide, torch.true_divide, "div", "divide", "true_divide", "__truediv__")
-@rule(operator.floordiv, torch.floor_divide, "floor_divide", operator.mod, torch.remainder, torch.fmod, "remainder", "fmod")
+@rule(
+    operator.truediv, torch.div, torch.divide, torch.true_divide, "div", "divide", "true_divide", "__truediv__",
+    operator.floordiv, torch.floor_divide, "floor_divide", operator.mod, torch.remainder, torch.fmod, "remainder", "fmod",
+)  # fmt: skip
 def divide(op: Op) -> Flow | None:
     (_, numerator), (_, denominator) = _operands(op, "input", "other")
     if denominator is None:
-        return op.anchored(numerator) if numerator is not None else None
+        return unwritten(numerator) if numerator is not None else None
     if numerator is None:
-        return Flow(denominator.ids, zero=False)
-    return Flow(op.table.all(numerator.ids, denominator.ids), zero=False)
+        return Flow(denominator.ids, clean=False)
+    return Flow(op.table.all(numerator.ids, denominator.ids), clean=False)
 
 
-@rule(operator.gt, operator.lt, operator.ge, operator.le, operator.eq, operator.ne, operator.and_, operator.or_, operator.xor)
-@rule(torch.gt, torch.lt, torch.ge, torch.le, torch.eq, torch.ne, torch.logical_and, torch.logical_or)
-@rule("gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or")
+@rule(
+    operator.gt, operator.lt, operator.ge, operator.le, operator.eq, operator.ne, operator.and_, operator.or_, operator.xor,
+    torch.gt, torch.lt, torch.ge, torch.le, torch.eq, torch.ne, torch.logical_and, torch.logical_or,
+    "gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or",
+)  # fmt: skip
 def compare(op: Op) -> Flow | None:
     flows = [flow for _, flow in _operands(op, "input", "other") if flow is not None]
-    return Flow(op.table.any(*(flow.ids for flow in flows)), zero=False) if flows else None
+    return Flow(op.table.any(*(flow.ids for flow in flows)), clean=False) if flows else None
 
 
 @rule(torch.where, "where")
@@ -78,8 +89,8 @@ def where(op: Op) -> Flow | None:
     flows = [flow for _, flow in operands if flow is not None]
     if not flows or len(operands) != 3:
         return None
-    zero = all(_is_zero(argument) for argument, flow in operands[1:] if flow is None)
-    return Flow(op.table.any(*(flow.ids for flow in flows)), zero)
+    clean = all(_is_zero(argument) for argument, flow in operands[1:] if flow is None)
+    return Flow(op.table.any(*(flow.ids for flow in flows)), clean)
 
 
 @rule(torch.addcmul, "addcmul")
@@ -98,7 +109,126 @@ def glu(op: Op) -> Flow:
     flow, dim = op.flow(), op.get("dim", 1, -1)
     axis = int(dim) % flow.ids.ndim
     if flow.ids.shape[axis] == 1:
-        return op.anchored(flow)
+        return unwritten(flow)
     half = flow.ids.shape[axis] // 2
     values, logits = (flow.ids.take(range(start, start + half), axis) for start in (0, half))
-    return Flow(op.table.all(values, logits, scalers=frozenset({1})), flow.zero)
+    return Flow(op.table.all(values, logits, scalers=frozenset({1})))
+
+
+_ADDS = (operator.add, torch.add, "add", "__add__", "__radd__")
+
+
+@add.emitter
+def _add(op: Op, slim: Slim) -> Piece | None:
+    """Two residual branches meet: by what their channel sets are, a plain add, a slice add, a scatter-add or a concat."""
+    if len(op.inputs) == 1:
+        return same_op(op, slim) if op.node.args.count(op.inputs[0]) == 1 else both(op, slim)
+    flow = slim.flow(op.node)
+    pieces = [slim.piece(node) for node in op.inputs]
+    alive = [node for node, piece in zip(op.inputs, pieces, strict=True) if piece is not None]
+    plain = op.node.target in _ADDS and "alpha" not in op.node.kwargs and len(op.node.args) == 2
+    shapes = {tuple(node.meta["value"].shape) for node in op.inputs}
+    if plain and len(alive) == 1 and shapes == {tuple(op.out.shape)}:
+        slim.count("through")
+        return slim.piece(alive[0])
+    if not plain or flow is None or flow.axis is None or len(shapes) > 1 or len(alive) < 2:
+        return both(op, slim)
+    one, other = (slim.compact(node, flow.axis) for node in alive)
+    assert one is not None and other is not None
+    return mixed_add(slim, one, other, flow.axis, op.out, slim.wanted(flow.ids.reshape(-1)))
+
+
+def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tensor, wanted: Ids) -> Piece:
+    size = value.shape[axis]
+    if one.along(axis, size).size < other.along(axis, size).size:
+        one, other = other, one
+    wide, narrow = (part.along(axis, size) for part in (one, other))
+    if not (np.isin(wide, wanted).all() and np.isin(narrow, wanted).all()):
+        wide, narrow = wide[np.isin(wide, wanted)], narrow[np.isin(narrow, wanted)]
+        one, other = (Piece(slim.select(p, axis, at, value), axis, at) for p, at in ((one, wide), (other, narrow)))
+    graph = slim.graph
+    new = narrow[~np.isin(narrow, wide)]
+    both_ways = narrow[np.isin(narrow, wide)]
+    if new.size == 0 and both_ways.size == wide.size:
+        slim.count("plain")
+        return Piece(graph.call_function(operator.add, (one.node, slim.select(other, axis, wide, value))), axis, wide)
+    base = one.node
+    if new.size:
+        base = graph.call_function(torch.cat, ([one.node, slim.select(other, axis, new, value)], axis))
+    positions = np.concatenate([wide, new])
+    if both_ways.size == 0:
+        slim.count("concat")
+        return Piece(base, axis, positions)
+    where = np.full(size, -1, dtype=np.int64)
+    where[positions] = np.arange(positions.size)
+    index = np.sort(where[both_ways])
+    part = slim.select(other, axis, positions[index], value)
+    if np.array_equal(index, np.arange(index[0], index[0] + index.size)):
+        slim.count("slice")
+        start, stop = int(index[0]), int(index[-1]) + 1
+        total = graph.call_function(operator.add, (graph.call_method("narrow", (base, axis, start, stop - start)), part))
+        parts = [total]
+        if start:
+            parts.insert(0, graph.call_method("narrow", (base, axis, 0, start)))
+        if stop < positions.size:
+            parts.append(graph.call_method("narrow", (base, axis, stop, positions.size - stop)))
+        return Piece(graph.call_function(torch.cat, (parts, axis)), axis, positions)
+    slim.count("scatter")
+    at = slim.buffer("index", torch.from_numpy(index))
+    return Piece(graph.call_method("index_add", (base, axis, at, part)), axis, positions)
+
+
+@multiply.emitter
+@divide.emitter
+@compare.emitter
+@where.emitter
+@addcmul.emitter
+@power.emitter
+@masked_fill.emitter
+def both(op: Op, slim: Slim) -> Piece | None:
+    """Every operand at exactly the channels that the result has; a dead one as zeros."""
+    flow = slim.flow(op.node)
+    assert flow is not None
+    if flow.axis is None:
+        if any(slim.piece(node) is None for node in op.inputs):
+            return _with_zeros(op, slim, None, np.zeros(0, dtype=np.int64))
+        return whole_op(op, slim)
+    return _with_zeros(op, slim, flow.axis, slim.wanted(flow.ids.reshape(-1)))
+
+
+def _with_zeros(op: Op, slim: Slim, axis: int | None, positions: Ids) -> Piece | None:
+    rank = op.out.ndim
+    operands: dict[fx.Node, Any] = {}
+    dead: list[fx.Node] = []
+    for node in op.node.all_input_nodes:
+        value = node.meta["value"]
+        if not isinstance(value, torch.Tensor) or node in slim.values:
+            continue
+        own = None if axis is None else axis - (rank - value.ndim)
+        spread = own is not None and own >= 0 and value.shape[own] > 1
+        if slim.flow(node) is None:
+            operands[node] = slim.constant(node, own if spread else None, positions if spread else None)
+        elif slim.piece(node) is None:
+            dead.append(node)
+        elif spread:
+            operands[node] = slim.fetch(node, own, positions)  # type: ignore[arg-type]
+        else:
+            operands[node] = slim.full(node)
+    living = next((node for node in operands if slim.flow(node) is not None), None)
+    if living is None:
+        return None
+    for node in dead:  # broadcast against a living operand, zeros of its shape do
+        operands[node] = slim.graph.call_function(torch.zeros_like, (operands[living],))
+    return Piece(slim.same(op, operands), axis, positions if axis is not None else None)
+
+
+@glu.emitter
+def _glu(op: Op, slim: Slim) -> Piece | None:
+    flow, source = slim.flow(op.node), op.inputs[0]
+    assert flow is not None
+    axis = int(op.get("dim", 1, -1)) % op.out.ndim
+    if flow.axis != axis:
+        return same_op(op, slim) if flow.ids.shape[axis] == 1 else whole_op(op, slim)
+    wanted, half = slim.wanted(flow.ids.reshape(-1)), op.out.shape[axis]
+    halves = slim.fetch(source, axis, np.concatenate([wanted, wanted + half]))
+    return Piece(slim.same(op, {source: halves}), axis, wanted)

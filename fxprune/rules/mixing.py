@@ -7,12 +7,14 @@ import operator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
 from fxprune.core import Mixer
 from fxprune.ids import Ids
+from fxprune.rules.emit import Piece, Slim, scaled_by_gate, whole_op
 from fxprune.rules.registry import Flow, Op, rule
 
 
@@ -21,57 +23,55 @@ def _owner(op: Op, weight: Any) -> str:
     if op.module is not None:
         return str(op.node.target)
     while isinstance(weight, fx.Node) and weight.op != "get_attr":  # a weight computed from a parameter
-        weight = next((node for node in weight.all_input_nodes if node.op in ("get_attr", "call_function", "call_method")), None)
+        weight = next((node for node in weight.all_input_nodes if node.op != "placeholder"), None)
     return str(weight.target).removesuffix(".weight") if isinstance(weight, fx.Node) else op.node.name
 
 
-def _mix(op: Op, inputs: Ids, rows: int, weight: torch.Tensor, axis: int, *, bias: bool, sites: int, is_conv: bool, name: str) -> Flow:
-    groups = inputs.shape[0]
-    ids = op.table.mix(inputs, rows, owner=op.node.name)
-    area = math.prod(op.out.shape[axis + 1 :])
-    kernel = math.prod(weight.shape[2:])
-    op.notes.mixers.append(Mixer(op.node, name, ids, inputs, kernel, area, sites, bias, is_conv))
-    shape = [1] * op.out.ndim
-    shape[axis] = groups * rows
-    return Flow(ids.reshape(shape), writer=op.node)
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
-@rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d)
-@rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-@rule(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+@rule(
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d,
+    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, *_TRANSPOSED,
+)  # fmt: skip
 def convolution(op: Op) -> Flow | None:
-    weight, bias = op.get("weight", 1), op.get("bias", 2)
-    if op.module is None and op.find(op.raw(1, "weight")) is not None:
+    weight, value = op.get("weight", 1), op.value()
+    if op.find(op.raw(1, "weight")) is not None:
         return None  # the kernel is computed from the input: not a layer
-    if isinstance(op.module, nn.modules.conv._ConvTransposeNd):
-        transposed = True
-    else:
-        transposed = op.node.target in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
     groups = op.get("groups", 6, 1)  # (input, weight, bias, stride, padding, dilation or output_padding, groups)
-    axis = op.out.ndim - (weight.ndim - 2) - 1
-    value = op.args[0] if op.node.args else op.kwargs["input"]
+    axis = op.out.ndim - weight.ndim + 1
     inputs = op.flow().along(axis, op.table, value.shape[axis]).reshape(groups, -1)
-    rows = op.out.shape[axis] // groups
-    sites = math.prod((value if transposed else op.out).shape[axis + 1 :])
-    name = _owner(op, op.raw(1, "weight"))
-    return _mix(op, inputs, rows, weight, axis, bias=bias is not None, sites=sites, is_conv=True, name=name)
+    sites = value if is_transposed(op) else op.out
+    return _mix(op, inputs, op.out.shape[axis] // groups, axis, sites=math.prod(sites.shape[axis + 1 :]), is_conv=True)
+
+
+def is_transposed(op: Op) -> bool:
+    return isinstance(op.module, nn.modules.conv._ConvTransposeNd) or op.node.target in _TRANSPOSED
 
 
 @rule(nn.Linear, F.linear)
 def linear(op: Op) -> Flow | None:
-    weight, bias = op.get("weight", 1), op.get("bias", 2)
-    if op.module is None and op.find(op.raw(1, "weight")) is not None:
+    weight, value = op.get("weight", 1), op.value()
+    if op.find(op.raw(1, "weight")) is not None:
         return None
-    value = op.args[0] if op.node.args else op.kwargs["input"]
     axis = op.out.ndim - 1
     inputs = op.flow().along(axis, op.table, value.shape[axis]).reshape(1, -1)
-    name = _owner(op, op.raw(1, "weight"))
-    return _mix(op, inputs, weight.shape[0], weight, axis, bias=bias is not None, sites=math.prod(op.out.shape[1:-1]), is_conv=False, name=name)
+    return _mix(op, inputs, weight.shape[0], axis, sites=math.prod(op.out.shape[1:-1]), is_conv=False)
+
+
+def _mix(op: Op, inputs: Ids, rows: int, axis: int, *, sites: int, is_conv: bool) -> Flow:
+    ids = op.table.mix(inputs, rows, owner=op.node.name)
+    kernel, bias = math.prod(op.get("weight", 1).shape[2:]), op.get("bias", 2) is not None
+    name, area = _owner(op, op.raw(1, "weight")), math.prod(op.out.shape[axis + 1 :])
+    op.notes.mixers.append(Mixer(op.node, name, ids, inputs, kernel, area, sites, bias, is_conv))
+    shape = [1] * op.out.ndim
+    shape[axis] = ids.size
+    return Flow(ids.reshape(shape), writer=op.node)
 
 
 @rule(torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__", torch.mm, "mm")
 def matmul(op: Op) -> Flow | None:
-    """``sum_k a[.., n, k] b[.., k, m]``. Summed over space it keeps channels; over channels it mixes those alive in both."""
+    """``sum_k a[.., n, k] b[.., k, m]``: over space it keeps channels, over channels it mixes those alive in both."""
     left, right = op.find(op.raw(0)), op.find(op.raw(1))
     a, b = op.args[0], op.args[1]
     if min(a.ndim, b.ndim) < 2 or (left is None and right is None):
@@ -89,3 +89,137 @@ def matmul(op: Op) -> Flow | None:
 
 def _matrix_ids(flow: Flow | None, value: torch.Tensor) -> Ids:
     return flow.ids if flow is not None else np.zeros((1,) * value.ndim, dtype=np.int64)
+
+
+@convolution.emitter
+@linear.emitter
+def _layer(op: Op, slim: Slim) -> Piece | None:
+    """Rows and columns of the weight, in the order in which the operand happens to have its channels."""
+    calls: list[Mixer] = slim.calls[slim.owner[op.node]]
+    this = next(call for call in calls if call.node is op.node)
+    source = op.inputs[0]
+    axis = op.out.ndim - op.get("weight", 1).ndim + 1
+    kept = np.logical_or.reduce([slim.present[call.ids] for call in calls])  # groups x rows
+    read = np.logical_or.reduce([slim.present[call.inputs] for call in calls])  # groups x columns
+    piece = slim.compact(source, axis)
+    if piece is None:
+        return None
+    if this.groups == 1:
+        groups, rows = np.array([0]), np.flatnonzero(kept[0])[None]
+        columns = (piece.along(axis, read.size) if len(calls) == 1 else np.flatnonzero(read[0]))[None]
+    else:
+        groups = np.flatnonzero(kept.any(1))
+        within = np.flatnonzero(kept[groups].any(0))
+        rows = np.broadcast_to(within, (groups.size, within.size))
+        columns = even_columns(read[groups])
+        if this.is_depthwise and len(calls) == 1:  # any order of groups will do: take the operand's
+            existing = piece.along(axis, read.size)
+            groups = existing[np.isin(existing, groups)]
+    node = slim.fetch(source, axis, (groups[:, None] * read.shape[1] + columns).reshape(-1))
+    written = (groups[:, None] * kept.shape[1] + rows).reshape(-1)
+    values = slim.gate_values.get(this.name)
+    own_gate = values is not None and this.node not in slim.channels.anchors
+    fold = own_gate and all(call.node not in slim.channels.anchors for call in calls)
+    made = cut_layer(op, slim, groups, rows, columns, values if fold else None, written)
+    if op.module is None and len(calls) > 1:
+        node = _functional(op, slim, this.name, made, node)
+    else:
+        node = slim.graph.call_module(slim.module(this.name, made), (node, *slim.argument(tuple(op.node.args[1:])))
+                                      if op.module is not None else (node,), {})  # fmt: skip
+    complete = written.size == this.ids.size and np.array_equal(written, np.arange(written.size))
+    result = Piece(node) if complete else Piece(node, axis, written)
+    if own_gate and not fold:
+        assert values is not None
+        return scaled_by_gate(slim, result, axis, values, op.out.ndim)
+    return result
+
+
+def even_columns(read: npt.NDArray[np.bool_]) -> Ids:
+    """Per group the columns to read: the living ones, filled up with dead ones (zeros) to the same count."""
+    count = int(read.sum(1).max())
+    return np.sort(np.argsort(~read, axis=1, kind="stable")[:, :count], axis=1)
+
+
+def cut_layer(
+    op: Op, slim: Slim, groups: Ids, rows: Ids, columns: Ids, gate: torch.Tensor | None, written: Ids
+) -> nn.Module:
+    """A plain torch layer with these rows and columns of each group, its gate multiplied in."""
+    transposed = is_transposed(op)
+    weight, bias = _tensor(op, slim, "weight", 1), _tensor(op, slim, "bias", 2)
+    assert weight is not None
+    count = op.get("groups", 6, 1) if weight.ndim > 2 else 1
+    grouped = weight.detach().reshape(count, weight.shape[0] // count, *weight.shape[1:])
+    grouped = grouped.transpose(1, 2) if transposed else grouped  # groups, rows, columns, kernel
+    at = torch.from_numpy(groups)
+    cut = grouped[at[:, None, None], torch.from_numpy(rows.copy())[:, :, None], torch.from_numpy(columns)[:, None, :]]
+    offset = bias.detach()[torch.from_numpy(written)] if bias is not None else None
+    if gate is not None:
+        z = gate[torch.from_numpy(written)].to(cut)
+        cut = cut * z.reshape(*cut.shape[:2], *(1,) * (cut.ndim - 2))
+        offset = offset * z if offset is not None else None
+    cut = cut.transpose(1, 2) if transposed else cut
+    made = _empty_layer(op, columns.size, written.size, int(groups.size), transposed, bias is not None)
+    trainable = not isinstance(weight, nn.Parameter) or weight.requires_grad
+    made.weight = nn.Parameter(cut.reshape(cut.shape[0] * cut.shape[1], *cut.shape[2:]).contiguous(), trainable)
+    if offset is not None:
+        made.bias = nn.Parameter(offset.clone(), trainable)
+    return made.train(slim.model.training)
+
+
+def _tensor(op: Op, slim: Slim, name: str, position: int) -> torch.Tensor | None:
+    if op.module is not None:
+        found: torch.Tensor | None = getattr(op.module, name)
+        return found
+    raw = op.raw(position, name)
+    return slim.constants.constant(raw) if isinstance(raw, fx.Node) else None
+
+
+def _empty_layer(op: Op, inputs: int, outputs: int, groups: int, transposed: bool, bias: bool) -> nn.Module:
+    weight = op.get("weight", 1)
+    rank = weight.ndim - 2
+    if rank == 0:
+        return nn.Linear(inputs, outputs, bias=bias, device="meta")
+    kind: Any = getattr(nn, f"Conv{'Transpose' if transposed else ''}{rank}d")
+    settings: dict[str, Any] = {
+        "stride": op.get("stride", 3, 1),
+        "padding": op.get("padding", 4, 0),
+        "dilation": op.get("dilation", 7 if transposed else 5, 1),
+    }
+    if transposed:
+        settings["output_padding"] = op.get("output_padding", 5, 0)
+    if op.module is not None:
+        settings["padding_mode"] = op.module.padding_mode
+    return kind(inputs, outputs, tuple(weight.shape[2:]), groups=groups, bias=bias, device="meta", **settings)  # type: ignore[no-any-return]
+
+
+def _functional(op: Op, slim: Slim, name: str, made: nn.Module, operand: fx.Node) -> fx.Node:
+    """A weight that several functional calls share stays one parameter."""
+    weight = slim.attribute(f"{name}.weight", made.weight.detach(), trainable=True)  # type: ignore[operator, union-attr]
+    bias = None if made.bias is None else slim.attribute(f"{name}.bias", made.bias.detach(), trainable=True)  # type: ignore[operator, union-attr]
+    assert callable(op.node.target)
+    names = ("stride", "padding", "output_padding", "dilation", "groups") if is_transposed(op) else (
+        "stride", "padding", "dilation", "groups")  # fmt: skip
+    settings = {key: getattr(made, key) for key in names if hasattr(made, key)}
+    return slim.graph.call_function(op.node.target, (operand, weight, bias), settings)
+
+
+@matmul.emitter
+def _matmul(op: Op, slim: Slim) -> Piece | None:
+    """Summed over channels: those alive in both. Kept channels stay on the side that they came from."""
+    left, right = op.node.args[0], op.node.args[1]
+    assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
+    one, other = (slim.piece(node) if slim.flow(node) is not None else None for node in (left, right))
+    ranks = left.meta["value"].ndim, right.meta["value"].ndim
+    inner = (one is not None and one.axis == ranks[0] - 1, other is not None and other.axis == ranks[1] - 2)
+    if one is not None and other is not None and all(axis or p.axis is None for axis, p in zip(inner, (one, other), strict=True)):
+        size = left.meta["value"].shape[-1]
+        common = np.intersect1d(one.along(ranks[0] - 1, size), other.along(ranks[1] - 2, size))
+        operands = {left: slim.fetch(left, ranks[0] - 1, common), right: slim.fetch(right, ranks[1] - 2, common)}
+        return Piece(slim.same(op, operands))
+    if one is not None and one.axis == ranks[0] - 2 and (other is None or other.axis is None):
+        operands = {left: one.node, right: slim.argument(right)}
+        return Piece(slim.same(op, operands), op.out.ndim - 2, one.positions)
+    if other is not None and other.axis == ranks[1] - 1 and (one is None or one.axis is None):
+        operands = {left: slim.argument(left), right: other.node}
+        return Piece(slim.same(op, operands), op.out.ndim - 1, other.positions)
+    return whole_op(op, slim)

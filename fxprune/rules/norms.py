@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from fxprune.core import Affine
-from fxprune.rules.elementwise import share_statistics
-from fxprune.rules.registry import Flow, Op, rule
+from fxprune.rules.elementwise import beside_channels, share_statistics
+from fxprune.rules.emit import Piece, Slim, cut_module, per_channel_module, same_op, scaled_by_gate, whole_op
+from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
 def _note_affine(op: Op, flow: Flow, axis: int, *parameters: Any) -> None:
@@ -27,15 +30,15 @@ def batch_norm(op: Op) -> Flow:
     _note_affine(op, flow, 1, op.get("weight", 3), op.get("bias", 4))
     if flow.writer is not None and len(flow.writer.users) == 1:
         op.notes.anchors[flow.writer] = op.node
-        return Flow(flow.ids, zero=True)
-    return Flow(flow.ids, zero=False)
+        return unwritten(flow)
+    return replace(flow, clean=False, writer=None)
 
 
 @rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm)
 def instance_norm(op: Op) -> Flow:
-    flow = op.anchored(op.flow())
+    flow = op.flow()
     _note_affine(op, flow, 1, op.get("weight", 3), op.get("bias", 4))
-    return Flow(flow.ids, zero=False)
+    return replace(flow, clean=False, writer=None)
 
 
 @rule(nn.LayerNorm, F.layer_norm, nn.RMSNorm)
@@ -44,18 +47,70 @@ def layer_norm(op: Op) -> Flow:
     axes = list(range(flow.ids.ndim - len(shape), flow.ids.ndim))
     if len(shape) == 1:
         _note_affine(op, flow, flow.ids.ndim - 1, op.get("weight", 2), op.get("bias", 3))
-    return Flow(share_statistics(op, flow, axes).ids, zero=False)
+    return share_statistics(op, axes, clean=False)
 
 
 @rule(nn.GroupNorm, F.group_norm, torch.group_norm)
-def group_norm(op: Op) -> Flow:
+def group_norm(op: Op) -> Flow | None:
     flow, groups = op.flow(), op.get("num_groups", 1)
     _note_affine(op, flow, 1, op.get("weight", 2), op.get("bias", 3))
     count = flow.ids.shape[1]
     if count == 1 or count == groups:
-        return Flow(op.anchored(flow).ids, zero=False)
-    if flow.axis == 1:
-        op.notes.tied.append(flow.ids.reshape(groups, -1))
-    inner = Flow(flow.ids.reshape(flow.ids.shape[0], groups, count // groups, *flow.ids.shape[2:]))
-    shared = share_statistics(op, inner, [2]).ids
-    return Flow(shared.reshape(flow.ids.shape), zero=False)
+        return replace(flow, clean=False, writer=None)
+    if flow.axis != 1:
+        return None
+    grouped = flow.ids.reshape(groups, -1)
+    op.notes.tied.append(grouped)
+    statistics = op.table.mix(grouped, rows=1, owner=op.node.name)
+    return Flow(op.table.all(grouped, statistics).reshape(flow.ids.shape), clean=False)
+
+
+@batch_norm.emitter
+def _batch_norm(op: Op, slim: Slim) -> Piece | None:
+    """Cut to the channels that exist; takes in the gate of the layer that it follows."""
+    piece = per_channel_module(op, slim) if op.module is not None else same_op(op, slim)
+    layer = next((writer for writer, norm in slim.channels.anchors.items() if norm is op.node), None)
+    values = slim.gate_values.get(slim.owner[layer]) if layer is not None else None
+    if piece is None or values is None:
+        return piece
+    if op.module is None or len(slim.calls.get(str(op.node.target), [])) > 1 or op.module.weight is None:
+        return scaled_by_gate(slim, piece, 1, values, op.out.ndim)
+    if bool((values != 1).any()):
+        made = slim.root.get_submodule(str(op.node.target))
+        z = values[torch.from_numpy(piece.along(1, values.numel()))]
+        with torch.no_grad():
+            made.weight.mul_(z.to(made.weight))  # type: ignore[operator, union-attr]
+            made.bias.mul_(z.to(made.weight))  # type: ignore[operator, union-attr]
+    return piece
+
+
+@instance_norm.emitter
+def _instance_norm(op: Op, slim: Slim) -> Piece | None:
+    return per_channel_module(op, slim) if op.module is not None else same_op(op, slim)
+
+
+@layer_norm.emitter
+def _layer_norm(op: Op, slim: Slim) -> Piece | None:
+    return beside_channels(op, slim, list(range(op.out.ndim - len(op.get("normalized_shape", 1)), op.out.ndim)))
+
+
+@group_norm.emitter
+def _group_norm(op: Op, slim: Slim) -> Piece | None:
+    """Whole groups are cut out; a group with holes is computed on the complete tensor."""
+    piece = slim.compact(op.inputs[0], 1)
+    if piece is None:
+        return None
+    groups, count = op.get("num_groups", 1), op.out.shape[1]
+    if piece.axis is None:
+        return same_op(op, slim)
+    existing = np.zeros(count, dtype=bool)
+    existing[piece.along(1, count)] = True
+    kept = existing.reshape(groups, -1)
+    calls = slim.calls.get(str(op.node.target), [])
+    if op.module is None or len(calls) > 1 or not bool((kept.all(1) == kept.any(1)).all()):
+        return whole_op(op, slim)
+    positions = np.flatnonzero(existing)
+    made = cut_module(op.module, positions, count)
+    made.num_groups = int(kept.all(1).sum())  # type: ignore[assignment]
+    path = slim.module(str(op.node.target), made)
+    return Piece(slim.graph.call_module(path, (slim.fetch(op.inputs[0], 1, positions),)), 1, positions)

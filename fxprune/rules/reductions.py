@@ -7,34 +7,39 @@ from typing import Any
 import torch
 
 from fxprune.ids import Ids, IdTable
+from fxprune.rules.emit import Piece, Slim
+from fxprune.rules.joins import both
 from fxprune.rules.registry import Flow, Op, rule
 
-_KEEP = ("sum", "mean", "amax", "amin", "max", "min", "norm", "std", "var", "nansum", "nanmean", "median", "count_nonzero")
+_KEEP = ("sum", "mean", "amax", "amin", "max", "min", "norm", "std", "var", "nansum", "nanmean", "median")
 _BREAK = ("logsumexp", "prod", "argmax", "argmin", "all", "any")
 
 
-@rule(*(getattr(torch, name) for name in _KEEP if hasattr(torch, name)), *_KEEP)
-@rule(*(getattr(torch, name) for name in _BREAK), *_BREAK)
+@rule(*(getattr(torch, name) for name in _KEEP + _BREAK), *_KEEP, *_BREAK)
 def reduce(op: Op) -> Any:
     flow = op.flow()
     name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
-    position = 2 if name == "norm" else 1
-    dims = op.get("dim", position)
     other = op.find(op.raw(1, "other"))
     if name in ("max", "min") and other is not None:  # torch.max(x, y) is an elementwise maximum
-        return Flow(op.table.any(flow.ids, other.ids), flow.zero and other.zero)
-    axes = list(range(flow.ids.ndim)) if dims is None else [dims] if isinstance(dims, int) else list(dims)
-    axes = [int(axis) % flow.ids.ndim for axis in axes] if flow.ids.ndim else []
+        return Flow(op.table.any(flow.ids, other.ids))
+    axes = reduced_axes(op, flow.ids.ndim)
     ids = flow.ids
     for axis in axes:
         ids = any_over(op.table, ids, axis)
     keep = isinstance(_first(op.out), torch.Tensor) and _first(op.out).ndim == flow.ids.ndim
     if not keep:
         ids = ids.reshape([size for axis, size in enumerate(ids.shape) if axis not in axes])
-    answer = Flow(ids, flow.zero and name in _KEEP)
+    answer = Flow(ids, clean=name in _KEEP, scaler=flow.scaler)
     if isinstance(op.out, (tuple, list)):  # values and indices
-        return answer, Flow(ids, zero=False)
+        return answer, Flow(ids, clean=False)
     return answer
+
+
+def reduced_axes(op: Op, rank: int) -> list[int]:
+    name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
+    dims = op.get("dim", 2 if name == "norm" else 1)
+    axes = list(range(rank)) if dims is None else [dims] if isinstance(dims, int) else list(dims)
+    return [int(axis) % rank for axis in axes] if rank else []
 
 
 def any_over(table: IdTable, ids: Ids, axis: int) -> Ids:
@@ -46,3 +51,24 @@ def any_over(table: IdTable, ids: Ids, axis: int) -> Ids:
 
 def _first(value: Any) -> Any:
     return value[0] if isinstance(value, (tuple, list)) else value
+
+
+@reduce.emitter
+def _reduce(op: Op, slim: Slim) -> Piece | None:
+    name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
+    if len(op.inputs) > 1:
+        return both(op, slim)
+    source = op.inputs[0]
+    piece = slim.piece(source)
+    if piece is None:
+        return None
+    rank = source.meta["value"].ndim
+    axes = reduced_axes(op, rank)
+    if piece.axis is None or (piece.axis in axes and name != "sum"):
+        return Piece(slim.replay(op.node))
+    node = slim.same(op, {source: piece.node})
+    if piece.axis in axes:
+        return Piece(node)
+    kept = _first(op.out).ndim == rank
+    axis = piece.axis if kept else piece.axis - sum(other < piece.axis for other in axes)
+    return Piece(node, axis, piece.positions)

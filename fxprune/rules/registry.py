@@ -1,13 +1,15 @@
 """One rule per op, found by lookup: a function, a method's name, or a module class.
 
-A rule answers with the ids that come out for the ids that go in. Writing one::
+A rule has two halves. *Relate* says which ids come out for the ids that go in; liveness, probability, need and cost
+follow from that. *Emit* writes the op into the slim graph; the default runs the same op on the compact operand, which is
+right for everything that looks at one channel at a time. Adding an op::
 
-    @rule(torch.relu, nn.ReLU, "relu", zero=True)
+    @rule(torch.relu, nn.ReLU, "relu")
     def relu(op: Op) -> Flow:
-        return op.flow(0)
+        return op.flow()
 
-``zero`` declares whether a channel of zeros stays zero; it is never probed, because a bias that happens to be zero
-today would pass.
+Whether a channel of zeros stays zero is declared (``Flow.clean``), never probed: a bias that happens to be zero today
+would pass.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from fxprune.core import Affine, Mixer
 from fxprune.errors import RuleError
 from fxprune.ids import ONE, Ids, IdTable
 
 if TYPE_CHECKING:
-    from fxprune.core import Affine, Mixer
+    from fxprune.rules.slim import Piece, Slim
 
 
 @dataclass(frozen=True)
@@ -32,19 +35,20 @@ class Flow:
     """The channels of one tensor: an id per element, with size 1 along every axis on which the id does not depend."""
 
     ids: Ids
-    zero: bool = True  # dead channels are exactly zero here
-    writer: fx.Node | None = None  # the convolution whose untouched output this is
+    clean: bool = True  # False: this op turns a dead channel's zeros into something else, a mask must follow
+    scaler: bool = False  # a sigmoid's or softmax's output: meant to scale other channels
+    writer: fx.Node | None = None  # the layer whose untouched output this is
 
     @property
     def axis(self) -> int | None:
-        """The only axis along which ids vary, if there is at most one such axis."""
+        """The only axis along which ids vary; None if there is none, or more than one."""
         varying = [axis for axis, size in enumerate(self.ids.shape) if size > 1]
         return varying[0] if len(varying) == 1 else None
 
     def along(self, axis: int, table: IdTable, size: int) -> Ids:
         """One id per position of ``axis``: *any* over the others."""
         ids = np.moveaxis(self.ids, axis, 0).reshape(self.ids.shape[axis], -1)
-        first = ids[:, 0]
+        first: Ids = ids[:, 0]
         if not bool((ids == ids[:, :1]).all()):
             first = table.any(*np.unique(ids, axis=1).T)
         return np.broadcast_to(first, (size,)).copy()
@@ -72,14 +76,15 @@ class Op:
     @property
     def args(self) -> tuple[Any, ...]:
         """Arguments with nodes replaced by the example's values."""
-        return tuple(fx.node.map_arg(self.node.args, lambda n: n.meta["value"]))
+        return tuple(fx.node.map_arg(self.node.args, lambda n: n.meta["value"]))  # type: ignore[arg-type]
 
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        return dict(fx.node.map_arg(self.node.kwargs, lambda n: n.meta["value"]))
+    def value(self, position: int = 0, name: str = "input") -> Any:
+        """One argument, a node replaced by the example's value."""
+        raw = self.raw(position, name)
+        return raw.meta["value"] if isinstance(raw, fx.Node) else raw
 
     def raw(self, position: int, name: str | None = None) -> Any:
-        """An argument as it stands in the graph (a node, a number, ...)."""
+        """One argument as it stands in the graph (a node, a number, ...)."""
         if position < len(self.node.args):
             return self.node.args[position]
         return self.node.kwargs.get(name) if name else None
@@ -92,7 +97,7 @@ class Op:
         return fx.node.map_arg(found, lambda n: n.meta["value"])
 
     def flow(self, position: int = 0, name: str = "input") -> Flow:
-        """The flow of a tensor argument; a parameter or a number has none and raises."""
+        """The flow of a tensor argument; a parameter or a number has none."""
         found = self.find(self.raw(position, name))
         if found is None:
             raise NoChannels(f"{self.node.name}: argument {position} carries no channels")
@@ -102,9 +107,10 @@ class Op:
         found = self.flows.get(argument) if isinstance(argument, fx.Node) else None
         return found if isinstance(found, Flow) else None
 
-    def anchored(self, flow: Flow) -> Flow:
-        """After an op that no gate can follow: the tensor is no longer a convolution's own output."""
-        return replace(flow, writer=None) if flow.writer is not None else flow
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The arguments that carry channels."""
+        return [node for node in self.node.all_input_nodes if self.find(node) is not None]
 
 
 @dataclass
@@ -113,33 +119,48 @@ class Notes:
 
     mixers: list[Mixer] = field(default_factory=list)
     affines: list[Affine] = field(default_factory=list)
-    anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)  # convolution -> batch norm that carries its gate
+    anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)  # layer -> the batch norm that carries its gate
+    masks: list[fx.Node] = field(default_factory=list)  # ops behind which dead channels are no longer zero
     sized: list[tuple[fx.Node, Ids]] = field(default_factory=list)  # tensors whose size the model reads
     tied: list[Ids] = field(default_factory=list)  # groups x channels that a group norm treats together
 
 
 Relate = Callable[[Op], Any]
-RULES: dict[Hashable, Relate] = {}
+Emit = Callable[[Op, "Slim"], "Piece | None"]
 
 
-def rule(*targets: Hashable, zero: bool | None = None) -> Callable[[Relate], Relate]:
-    """Register a rule for functions, method names and module classes. ``zero`` overrides the answer's ``zero``."""
+@dataclass
+class Rule:
+    """How an op treats channels. ``lazy`` ops are written only when a reader asks for them (pure data movement)."""
 
-    def register(relate: Relate) -> Relate:
-        def declared(op: Op) -> Any:
-            answer = relate(op)
-            return replace(answer, zero=answer.zero and zero) if zero is not None else answer
+    relate: Relate
+    emit: Emit | None = None
+    lazy: bool = False
 
+    def emitter(self, emit: Emit) -> Emit:
+        """Decorator: how to write the op into the slim graph, where "the same op on the compact operand" is wrong."""
+        self.emit = emit
+        return emit
+
+
+RULES: dict[Hashable, Rule] = {}
+
+
+def rule(*targets: Hashable, lazy: bool = False) -> Callable[[Relate], Rule]:
+    """Register a rule for functions, method names and module classes."""
+
+    def register(relate: Relate) -> Rule:
+        made = Rule(relate, lazy=lazy)
         for target in dict.fromkeys(targets):  # some functions go by two names
             if target in RULES:
                 raise RuleError(f"two rules for {target}", fix="remove one: an op has exactly one rule")
-            RULES[target] = relate if zero is None else declared
-        return relate
+            RULES[target] = made
+        return made
 
     return register
 
 
-def find_rule(node: fx.Node, module: nn.Module | None) -> Relate | None:
+def find_rule(node: fx.Node, module: nn.Module | None) -> Rule | None:
     if node.meta.get("identity"):
         return RULES[nn.Identity]
     if module is not None:
@@ -152,6 +173,11 @@ def find_rule(node: fx.Node, module: nn.Module | None) -> Relate | None:
         return RULES.get(node.target)
     except TypeError:  # an unhashable target
         return None
+
+
+def unwritten(flow: Flow) -> Flow:
+    """The same channels, no longer a layer's own output: no gate can be moved behind what follows."""
+    return replace(flow, writer=None) if flow.writer is not None else flow
 
 
 def constant_flow(value: Any) -> Any:

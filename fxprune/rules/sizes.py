@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import fx
 
+from fxprune.rules.emit import Piece, Slim
 from fxprune.rules.registry import Flow, Op, constant_flow, rule
 
 _SIZES = ("size", "numel", "nelement", "stride", "element_size", "get_device", "data_ptr")
@@ -55,3 +59,65 @@ def _note(op: Op) -> None:
     flow = op.find(op.node.args[0])
     if flow is not None:
         op.notes.sized.append((op.node, flow.ids.reshape(-1)))
+
+
+@size.emitter
+def _size(op: Op, slim: Slim) -> Any:
+    node = op.node.args[0]
+    if op.node.target == "size" and isinstance(node, fx.Node) and slim.flow(node) is not None:
+        dim = op.get("dim", 1)
+        return sizes_of(node, slim) if dim is None else sizes_of(node, slim)[int(dim)]
+    return slim.replay(op.node)
+
+
+@attribute.emitter
+def _attribute(op: Op, slim: Slim) -> Any:
+    node, name = op.node.args[0], op.node.args[1]
+    if name == "shape" and isinstance(node, fx.Node) and slim.flow(node) is not None:
+        return sizes_of(node, slim)
+    if isinstance(op.out, torch.Tensor) and isinstance(node, fx.Node):
+        piece = slim.piece(node)
+        return None if piece is None else replace(piece, node=slim.graph.call_function(getattr, (piece.node, name)))
+    piece = slim.piece(node) if isinstance(node, fx.Node) and slim.flow(node) is not None else None
+    return slim.graph.call_function(getattr, (piece.node if piece is not None else slim.argument(node), name))
+
+
+def sizes_of(node: fx.Node, slim: Slim) -> tuple[Any, ...]:
+    """The original sizes of a tensor, wherever its channels have gone: read off where they still are, else known."""
+    piece, value = slim.piece(node), node.meta["value"]
+    assert piece is not None, f"the size of {node.name} is read but nothing of it lives"
+    flow = slim.flow(node)
+    assert flow is not None
+    sizes: list[Any] = []
+    for axis, full in enumerate(value.shape):
+        if axis != piece.axis:
+            sizes.append(slim.graph.call_method("size", (piece.node, axis)))
+        elif np.unique(flow.ids).size == full or flow.ids.shape[axis] == 1:
+            sizes.append(int(full))
+        else:  # channels x positions in one axis: the ratio is the channels'
+            existing = piece.along(axis, full).size
+            now = slim.graph.call_method("size", (piece.node, axis))
+            scaled = slim.graph.call_function(operator.mul, (now, int(full)))
+            sizes.append(slim.graph.call_function(operator.floordiv, (scaled, existing)))
+    return tuple(sizes)
+
+
+@like.emitter
+def _like(op: Op, slim: Slim) -> Piece | None:
+    return Piece(slim.replay(op.node))
+
+
+@shaped_as.emitter
+def _shaped_as(op: Op, slim: Slim) -> Piece | None:
+    """``a.expand_as(b)``: to b's original size, except for the channels that ``a`` has lost."""
+    source, other = op.node.args[0], op.node.args[1]
+    assert isinstance(source, fx.Node) and isinstance(other, fx.Node)
+    piece = slim.piece(source)
+    if piece is None:
+        return None
+    sizes = list(sizes_of(other, slim))
+    lead = op.out.ndim - source.meta["value"].ndim
+    axis = None if piece.axis is None else piece.axis + lead
+    if axis is not None:
+        sizes[axis] = -1
+    return Piece(slim.graph.call_method("expand", (piece.node, *sizes)), axis, piece.positions)

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 from fxprune.ids import ZERO
-from fxprune.rules.registry import Flow, Op, rule
+from fxprune.rules.elementwise import beside_channels
+from fxprune.rules.emit import Piece, Slim, same_op, whole_op
+from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
 def _keeps_channels(flow: Flow, axes: int) -> bool:
@@ -38,13 +40,13 @@ def pool(op: Op) -> Flow | None:
     rank = next(int(letter) for letter in reversed(name) if letter.isdigit())
     if isinstance(op.out, (tuple, list)) or not _keeps_channels(op.flow(), rank):
         return None  # return_indices=True, or pooling along the channels
-    return op.anchored(op.flow())
+    return unwritten(op.flow())
 
 
 @rule(F.interpolate, F.upsample, nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d)
 def resize(op: Op) -> Flow | None:
     flow = op.flow()
-    return op.anchored(flow) if all(size == 1 for size in flow.ids.shape[2:]) else None
+    return unwritten(flow) if all(size == 1 for size in flow.ids.shape[2:]) else None
 
 
 @rule(F.grid_sample, torch.grid_sampler)
@@ -53,9 +55,9 @@ def grid_sample(op: Op) -> Flow | None:
     if not _keeps_channels(flow, op.out.ndim - 2):
         return None
     if grid is None:
-        return op.anchored(flow)
+        return unwritten(flow)
     where = Flow(grid.ids).along(0, op.table, 1).reshape((1,) * flow.ids.ndim)
-    return Flow(op.table.all(flow.ids, where), flow.zero and grid.zero)
+    return Flow(op.table.all(flow.ids, where))
 
 
 @rule(F.unfold, nn.Unfold, F.fold, nn.Fold)
@@ -64,19 +66,17 @@ def unfold(op: Op) -> Flow | None:
     flow = op.flow()
     count = op.out.shape[1]
     if flow.ids.ndim < 3 or not all(size == 1 for size in flow.ids.shape[2:]) or flow.ids.shape[1] == 1:
-        return op.anchored(flow) if flow.ids.size == 1 and op.out.ndim == flow.ids.ndim else None
+        return unwritten(flow) if flow.ids.size == 1 and op.out.ndim == flow.ids.ndim else None
     ids = flow.ids.reshape(-1)
-    if count >= ids.size:
-        ids = np.repeat(ids, count // ids.size)
-    else:
-        ids = op.table.any(*ids.reshape(count, -1).T)
-    return Flow(ids.reshape(1, count, *(1,) * (op.out.ndim - 2)), flow.zero)
+    ids = np.repeat(ids, count // ids.size) if count >= ids.size else op.table.any(*ids.reshape(count, -1).T)
+    return Flow(ids.reshape(1, count, *(1,) * (op.out.ndim - 2)))
 
 
-_PADS = [getattr(nn, f"{kind}Pad{rank}d", None) for kind in ("Constant", "Zero", "Reflection", "Replication", "Circular") for rank in "123"]
+_KINDS = ("Constant", "Zero", "Reflection", "Replication", "Circular")
+_PADS = [getattr(nn, f"{kind}Pad{rank}d") for kind in _KINDS for rank in "123"]
 
 
-@rule(F.pad, torch.constant_pad_nd, *(pad for pad in _PADS if pad is not None))
+@rule(F.pad, torch.constant_pad_nd, *_PADS)
 def pad(op: Op) -> Flow | None:
     flow = op.flow()
     widths = list(op.get("padding" if op.module is not None else "pad", 1))
@@ -96,9 +96,68 @@ def pad(op: Op) -> Flow | None:
         pads = [(0, 0)] * ids.ndim
         pads[axis] = (max(before, 0), max(after, 0))
         ids = np.pad(wide, pads, constant_values=ZERO)
-    return Flow(ids, flow.zero and value == 0) if ids is not flow.ids else Flow(ids, flow.zero and value == 0)
+    return Flow(ids, clean=value == 0, scaler=flow.scaler)
 
 
 def _is_channel_axis(op: Op, flow: Flow, axis: int) -> bool:
     """A single-channel tensor padded along axis 1 (a 'pad the shortcut' trick) has a channel axis of size 1."""
     return axis == 1 and flow.ids.size == 1 and op.out.ndim > 2
+
+
+@pool.emitter
+@resize.emitter
+def _spatial(op: Op, slim: Slim) -> Piece | None:
+    return beside_channels(op, slim, list(range(2, op.out.ndim)))
+
+
+@grid_sample.emitter
+def _grid_sample(op: Op, slim: Slim) -> Piece | None:
+    source, grid = op.node.args[0], op.raw(1, "grid")
+    assert isinstance(source, fx.Node)
+    piece = slim.compact(source, 1)
+    if piece is None:
+        return None
+    node = slim.same(op, {source: piece.node, grid: slim.argument(grid)})
+    return Piece(node, piece.axis, piece.positions)
+
+
+@unfold.emitter
+def _unfold(op: Op, slim: Slim) -> Piece | None:
+    source = op.inputs[0]
+    piece = slim.compact(source, 1)
+    if piece is None or piece.axis is None:
+        return None if piece is None else same_op(op, slim)
+    before, after = source.meta["value"].shape[1], op.out.shape[1]
+    if after >= before:
+        times = after // before
+        positions = (piece.along(1, before)[:, None] * times + np.arange(times)).reshape(-1)
+        return Piece(slim.same(op, {source: piece.node}), 1, positions)
+    flow = slim.flow(op.node)
+    assert flow is not None
+    positions, times = slim.wanted(flow.ids.reshape(-1)), before // after
+    rows = (positions[:, None] * times + np.arange(times)).reshape(-1)
+    return Piece(slim.same(op, {source: slim.fetch(source, 1, rows)}), 1, positions)
+
+
+@pad.emitter
+def _pad(op: Op, slim: Slim) -> Piece | None:
+    """Zeros along the channels are channels that do not exist: only the positions move."""
+    source = op.inputs[0]
+    piece = slim.piece(source)
+    if piece is None:
+        return None
+    widths = [int(width) for width in op.get("padding" if op.module is not None else "pad", 1)]
+    flow = slim.flow(op.node)
+    axis = flow.axis if flow is not None else None
+    at = -1 if axis is None else op.out.ndim - 1 - axis
+    if axis is None or 2 * at + 1 >= len(widths) or widths[2 * at] == widths[2 * at + 1] == 0:
+        return same_op(op, slim)
+    if op.module is not None or piece.axis not in (None, axis):
+        return whole_op(op, slim)
+    existing = piece.along(axis, source.meta["value"].shape[axis]) + widths[2 * at]
+    inside = (existing >= 0) & (existing < op.out.shape[axis])
+    node = slim.select(piece, axis, (existing - widths[2 * at])[inside], source.meta["value"])
+    widths[2 * at] = widths[2 * at + 1] = 0
+    if any(widths):
+        node = slim.graph.call_function(F.pad, (node, widths))
+    return Piece(node, axis, existing[inside])

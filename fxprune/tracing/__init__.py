@@ -45,20 +45,25 @@ def trace(model: nn.Module, example: Any, *, leaf: Callable[[str, nn.Module], bo
     return Trace(graph, root, tuple(tracer.specialisations), tuple(tracer.leaves), (args, kwargs))
 
 
-def graph_module(traced: Trace, model: nn.Module) -> fx.GraphModule:
-    """The traced graph over a copy of the user's weights: computes what ``model`` computes."""
+def real_root(traced: Trace, model: nn.Module) -> nn.Module:
+    """A copy of the user's model with everything that the graph refers to."""
     copied = copy.deepcopy(model)
     for name, child in traced.root.named_children():  # modules made inside forward()
         if name not in copied._modules:
             copied.add_module(name, child)
     for node in traced.graph.nodes:  # tensors made inside forward()
         if node.op == "get_attr" and "." not in node.target and not hasattr(copied, node.target):
-            setattr(copied, node.target, getattr(traced.root, node.target))
+            copied.register_buffer(node.target, getattr(traced.root, node.target), persistent=False)
     for module in copied.modules():
         if getattr(module, "inplace", False) is True:
-            module.inplace = False  # the graph reads some of these operands again
-    made = fx.GraphModule(copied, copy.deepcopy(traced.graph), type(model).__name__)
-    return made.train(model.training)  # type: ignore[no-any-return]
+            module.inplace = False  # type: ignore[assignment]  # the graph reads some of these operands again
+    return copied
+
+
+def graph_module(traced: Trace, model: nn.Module) -> fx.GraphModule:
+    """The traced graph over a copy of the user's weights: computes what ``model`` computes."""
+    made = fx.GraphModule(real_root(traced, model), copy.deepcopy(traced.graph), type(model).__name__)
+    return made.train(model.training)
 
 
 def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Exception:

@@ -1,0 +1,87 @@
+"""Compile a hardened network into a slim one: walk the graph once, each tensor carrying the channels that it still has."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy.typing as npt
+import numpy as np
+import torch
+from torch import fx, nn
+
+from fxprune.core import Channels
+from fxprune.rules import Flow, find_rule, same_op
+from fxprune.rules.slim import Piece, Slim, fold
+
+
+def compile_slim(
+    channels: Channels, model: nn.Module, present: npt.NDArray[np.bool_], gate_values: dict[str, torch.Tensor]
+) -> tuple[fx.GraphModule, dict[str, int]]:
+    """The slim module and how its joins were written (kind -> count)."""
+    slim = Slim(channels, model, present, gate_values)
+    for node in channels.trace.graph.nodes:
+        _write(node, slim)
+    _drop_unread(slim.graph)
+    slim.graph.lint()
+    made = fx.GraphModule(slim.root, slim.graph, type(model).__name__)
+    return made.train(model.training), slim.joins
+
+
+def _write(node: fx.Node, slim: Slim) -> None:
+    flow = slim.channels.flows.get(node)
+    if node.op == "placeholder":
+        made = slim.graph.create_node("placeholder", node.target, node.args, {}, name=node.name)
+        if isinstance(flow, Flow):
+            slim.pieces[node] = Piece(made)
+            rank = node.meta["value"].ndim
+            same = slim.graph.call_function(operator.eq, (slim.graph.call_method("dim", (made,)), rank))
+            slim.graph.call_function(torch._assert, (same, f"{node.name} has another rank than the example"))
+        else:
+            slim.pieces[node] = Piece(made)
+            slim.values[node] = made
+    elif node.op == "output":
+        slim.graph.output(slim.argument(node.args[0]))
+    elif node not in slim.channels.flows:
+        return  # a constant: written where it is read
+    elif flow is None:
+        _write_number(node, slim)
+    else:
+        _write_tensor(node, flow, slim)
+
+
+def _write_number(node: fx.Node, slim: Slim) -> None:
+    """Sizes, comparisons, checks: folded as far as they are known."""
+    rule = find_rule(node, None)
+    if node.target is torch._assert:
+        condition = slim.argument(node.args[0])
+        if condition is not True:
+            slim.graph.call_function(torch._assert, (condition, node.args[1]))
+        slim.values[node] = None
+    elif rule is not None and node.target in ("size",) or node.target is getattr:
+        assert rule is not None and rule.emit is not None
+        slim.values[node] = rule.emit(slim.op(node), slim)
+    elif node.op == "call_function":
+        args = tuple(slim.argument(argument) for argument in node.args)
+        kwargs = {key: slim.argument(argument) for key, argument in node.kwargs.items()}
+        slim.values[node] = fold(node.target, args, kwargs, slim.graph)
+    else:
+        slim.values[node] = slim.replay(node)
+
+
+def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
+    op = slim.op(node)
+    rule = find_rule(node, op.module)
+    frozen = node.name in slim.frozen
+    if isinstance(flow, Flow) and not bool(slim.present[flow.ids].any()):
+        slim.pieces[node] = None
+    elif rule is None or frozen or not slim.reads_channels(node):
+        slim.pieces[node] = Piece(slim.replay(node))
+    elif not rule.lazy or op.module is not None:
+        slim.pieces[node] = (rule.emit or same_op)(op, slim)
+
+
+def _drop_unread(graph: fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op not in ("placeholder", "output") and node.target is not torch._assert:
+            graph.erase_node(node)

@@ -1,0 +1,75 @@
+"""Insert gates and liveness masks into the traced graph."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+import torch
+from torch import fx
+
+from fxprune.core import Channels
+from fxprune.ids import OPEN, Ids
+from fxprune.layers import Site, apply_gate, apply_mask
+from fxprune.passes.analysis import Analysis
+from fxprune.rules import Flow
+
+BANK = "fxprune_gates"
+
+
+def find_sites(analysis: Analysis) -> list[tuple[fx.Node, Site]]:
+    """Every node whose output is gated or masked: layers (behind their batch norm), and ops that break zeros."""
+    channels = analysis.channels
+    mortal = _mortal(analysis)
+    gate_of = _gate_of(channels)
+    found: dict[fx.Node, Site] = {}
+    for mixer in channels.mixers:
+        node = channels.anchors.get(mixer.node, mixer.node)
+        flow = channels.flows[node]
+        gate = gate_of[flow.ids]
+        if (gate != OPEN).any():
+            found[node] = Site(torch.from_numpy(flow.ids), torch.from_numpy(gate))
+        elif mortal[flow.ids].any():
+            found[node] = Site(torch.from_numpy(flow.ids), None)
+    for node in channels.masks:
+        flow = channels.flows[node]
+        if isinstance(flow, Flow) and mortal[flow.ids].any() and node not in found:
+            found[node] = Site(torch.from_numpy(flow.ids), None)
+    order = {node: position for position, node in enumerate(channels.trace.graph.nodes)}
+    return sorted(found.items(), key=lambda item: order[item[0]])
+
+
+def _gate_of(channels: Channels) -> Ids:
+    gate = np.full(channels.table.size, OPEN, dtype=np.int64)
+    for block in channels.table.blocks:
+        if hasattr(block, "gate"):
+            gate[block.out] = block.gate
+    return gate
+
+
+def _mortal(analysis: Analysis) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Ids that some mask can kill."""
+    closed = torch.zeros(analysis.variables, dtype=torch.float64)
+    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = analysis.channels.table.alive(closed).numpy() == 0
+    return found
+
+
+def insert(graph: fx.Graph, sites: list[tuple[str, Site]]) -> None:
+    """Edit a copy of the traced graph: one call of the gate bank, then a factor or mask behind each site's node."""
+    nodes = {node.name: node for node in graph.nodes}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        bank = graph.call_module(BANK)
+        for node in list(graph.nodes):
+            if node.op == "placeholder" and isinstance(node.meta.get("value"), torch.Tensor):
+                rank = graph.call_method("dim", (node,))
+                same = graph.call_function(operator.eq, (rank, node.meta["value"].ndim))
+                graph.call_function(torch._assert, (same, f"fxprune: {node.name} has another rank than the example"))
+    for number, (name, site) in enumerate(sites):
+        node = nodes[name]
+        with graph.inserting_after(node):
+            factor = graph.call_function(operator.getitem, (bank, number))
+        with graph.inserting_after(factor):
+            gated = graph.call_function(apply_gate if site.gate is not None else apply_mask, (node, factor))
+        node.replace_all_uses_with(gated, delete_user_cb=lambda user, keep=gated: user is not keep)
+    graph.lint()

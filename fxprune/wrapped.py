@@ -1,0 +1,189 @@
+"""The wrapped network: the user's weights under their own names, plus gates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from fxprune.budget.cost import Cost
+from fxprune.budget.target import Target
+from fxprune.errors import OptionError
+from fxprune.layers import GateBank, Gates, mean_gate
+from fxprune.passes.analysis import Analysis, analyse
+from fxprune.passes.choose import choose
+from fxprune.passes.insert import BANK, find_sites, insert
+from fxprune.tracing import real_root
+
+
+class Wrapped(fx.GraphModule):  # type: ignore[misc]
+    """What ``fxprune.wrap`` returns; trains and evaluates like the model it was made from."""
+
+    def __init__(self, model: nn.Module, analysis: Analysis, target: Target, options: dict[str, Any]) -> None:
+        trace = analysis.channels.trace
+        sites = find_sites(analysis)
+        root = real_root(trace, model)
+        like = next(iter(model.parameters()))
+        bank = GateBank(analysis.variables, analysis.channels.table, [site for _, site in sites], like.dtype, like.device)
+        root.add_module(BANK, bank)
+        graph = copy.deepcopy(trace.graph)
+        insert(graph, [(node.name, site) for node, site in sites])
+        super().__init__(root, graph, type(model).__name__)
+        _keep_unread(root, self)
+        self.train(model.training)
+        hidden = {"analysis": analysis, "target": target, "options": options, "_model": root, "_fxprune_wrapped": True}
+        for name, value in hidden.items():
+            object.__setattr__(self, name, value)
+        self._gates = Gates(self.bank, {layer.name: (layer.start, layer.variables) for layer in analysis.layers if layer.gated})
+
+    analysis: Analysis
+    target: Target
+    options: dict[str, Any]
+    _model: nn.Module
+    _gates: Gates
+
+    @property
+    def bank(self) -> GateBank:
+        bank = self.get_submodule(BANK)
+        assert isinstance(bank, GateBank)
+        return bank
+
+    @property
+    def gates(self) -> Gates:
+        """Layer name -> gate, in the order of the network."""
+        return self._gates
+
+    # ------------------------------------------------------------ deciding who lives
+
+    def set_masks(self, masks: Mapping[str, torch.Tensor]) -> Wrapped:
+        """Harden to exactly these masks; only what must live is kept beyond them. Layers left out stay fully open."""
+        opened = np.ones(self.analysis.variables, dtype=bool)
+        for name, mask in masks.items():
+            if name not in self.gates:
+                raise OptionError(f"set_masks: {name!r} has no gate", fix=f"use names of .gates, such as {next(iter(self.gates), None)!r}")
+            layer = next(layer for layer in self.analysis.layers if layer.name == name)
+            if mask.numel() != layer.variables:
+                raise OptionError(
+                    f"set_masks: the mask of {name!r} has {mask.numel()} entries, its gate {layer.variables}",
+                    fix="give one bool per gate variable: len(wrapped.gates[name])",
+                )
+            opened[layer.start : layer.start + layer.variables] = mask.detach().cpu().reshape(-1).bool().numpy()
+        self._harden(self.analysis.keep_alive(opened, self._scores()))
+        return self
+
+    def harden(
+        self,
+        scores: Mapping[str, torch.Tensor] | None = None,
+        fill: bool = True,
+        *,
+        multiple_of: int = 1,
+        minimum: Mapping[str, int] | None = None,
+    ) -> Wrapped:
+        """Decide who lives, on budget: the best scores (by default the gates' parameters) that fit.
+
+        A network over the budget is cut, one under it gets the best of its dead back (``fill``). ``multiple_of`` rounds
+        the widths of layers, ``minimum`` (layer name or pattern -> channels) keeps them from falling below a number.
+        """
+        opened = choose(
+            self.analysis, self.target, self._scores(scores), self._opened() if scores is None else None, fill=fill,
+            multiple_of=multiple_of, minimum=dict(minimum or {}),
+        )  # fmt: skip
+        self._harden(opened)
+        return self
+
+    @property
+    def hardened(self) -> bool:
+        return bool(self.bank.is_hard)
+
+    def _harden(self, opened: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        self.bank.hard.copy_(torch.from_numpy(opened))
+        self.bank.is_hard.fill_(True)
+
+    def _opened(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        found: np.ndarray[Any, np.dtype[np.bool_]] = self.bank.opened().detach().cpu().numpy()
+        return found
+
+    def _scores(self, scores: Mapping[str, torch.Tensor] | None = None) -> np.ndarray[Any, np.dtype[np.float64]]:
+        flat = self.bank.log_alpha.detach().double().cpu().numpy().copy()
+        for name, score in (scores or {}).items():
+            if name not in self.gates or score.numel() != len(self.gates[name]):
+                raise OptionError(f"harden: scores of {name!r} do not fit its gate", fix="give one number per gate variable")
+            layer = next(layer for layer in self.analysis.layers if layer.name == name)
+            flat[layer.start : layer.start + layer.variables] = score.detach().double().cpu().reshape(-1).numpy()
+        found: np.ndarray[Any, np.dtype[np.float64]] = flat
+        return found
+
+    # ------------------------------------------------------------ costs
+
+    def masks(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Open gate variables of the network that ``export`` would give now."""
+        return self._opened() if self.hardened else self.analysis.keep_alive(self._opened(), self._scores())
+
+    def cost(self) -> Cost:
+        """The cost of the network that ``export`` would give now, orphans removed."""
+        return self.analysis.costs.exact(self.masks())
+
+    def full_cost(self) -> Cost:
+        """The cost of the unpruned network."""
+        return self.analysis.full_cost
+
+    def gate_values(self) -> dict[str, torch.Tensor]:
+        """Per gated layer the factor of each of its channels."""
+        values = mean_gate(self.bank.log_alpha.detach()) if not self.hardened else self.bank.values().detach()
+        gated = [layer for layer in self.analysis.layers if layer.gated]
+        return {layer.name: values[torch.from_numpy(layer.rows + layer.start)] for layer in gated}
+
+    # ------------------------------------------------------------ copies
+
+    def unwrap(self) -> nn.Module:
+        """The original model with the weights as they are now."""
+        model = copy.deepcopy(self._model)
+        del model._modules[BANK]
+        state = {name: value for name, value in self.state_dict().items() if not name.startswith(BANK)}
+        model.load_state_dict(state, strict=False)
+        model.train(self.training)
+        return model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
+        made = Wrapped(self.unwrap(), self.analysis, self.target, self.options)
+        made.load_state_dict(self.state_dict())
+        for name, parameter in self.named_parameters():
+            made.get_parameter(name).requires_grad_(parameter.requires_grad)
+        memo[id(self)] = made
+        return made
+
+    def __reduce__(self) -> Any:
+        args, kwargs = self.analysis.channels.trace.example
+        return _rebuild, (self.unwrap(), args, kwargs, self.target, self.options, self.state_dict())
+
+
+def _rebuild(model: nn.Module, args: Any, kwargs: Any, target: Target, options: dict[str, Any], state: Any) -> Wrapped:
+    analysis = analyse(model, kwargs or args, ignore=options["ignore"], leaf=options["leaf"])
+    made = Wrapped(model, analysis, target, options)
+    made.load_state_dict(state)
+    return made
+
+
+def _keep_unread(root: nn.Module, made: nn.Module) -> None:
+    """Parameters that the graph does not read (auxiliary heads) stay, so that the original's checkpoints load."""
+    present = set(made.state_dict(keep_vars=True))
+    for name in root.state_dict(keep_vars=True):
+        if name in present:
+            continue
+        source, target = root, made
+        *owners, leaf = name.split(".")
+        for atom in owners:
+            if atom not in target._modules:
+                target.add_module(atom, source.get_submodule(atom))
+                break
+            source, target = source.get_submodule(atom), target.get_submodule(atom)
+        else:
+            if leaf in source._parameters:
+                target.register_parameter(leaf, source._parameters[leaf])
+            elif leaf in source._buffers:
+                target.register_buffer(leaf, source._buffers[leaf])
+        present = set(made.state_dict(keep_vars=True))
