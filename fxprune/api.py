@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 
@@ -38,7 +37,7 @@ def export(wrapped: Wrapped) -> fx.GraphModule:
         wrapped = copy.deepcopy(wrapped).harden()
     present = wrapped.analysis.costs.physical(torch.from_numpy(wrapped.masks()).double()).numpy() > 0
     slim, joins = compile_slim(wrapped.analysis.channels, wrapped._model, present, wrapped.gate_values())
-    slim.joins = joins
+    object.__setattr__(slim, "joins", joins)
     return slim
 
 
@@ -48,7 +47,7 @@ def inspect(
     """Which convolutions can be pruned, what each costs, which are guarded or frozen, and why.
 
     ``example_inputs`` is a tensor, a tuple of positional or a dict of keyword arguments. ``ignore`` names convolutions
-    (shell patterns) that keep all their channels, ``leaf`` submodules that are not looked into. The model is not touched.
+    (shell patterns) that keep all their channels, ``leaf`` submodules that are not looked into. The model is untouched.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1))

@@ -111,9 +111,9 @@ class IdTable:
         wide = np.broadcast_arrays(*(self._bounded(ids) for ids in operands))
         kept = [(i, ids) for i, ids in enumerate(wide) if not bool((ids == neutral).all())]
         if not kept:
-            return np.asarray(wide[0]).copy()
+            return np.array(wide[0], dtype=np.int64)
         if all(np.array_equal(ids, kept[0][1]) for _, ids in kept):
-            return np.asarray(kept[0][1]).copy()
+            return np.array(kept[0][1], dtype=np.int64)
         out = self._new(wide[0].size)
         flat = tuple(np.asarray(ids).reshape(-1) for _, ids in kept)
         self.blocks.append(Join(kind, out, flat, frozenset(n for n, (i, _) in enumerate(kept) if i in scalers)))

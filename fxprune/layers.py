@@ -26,7 +26,7 @@ def mean_gate(log_alpha: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where the wrapped graph multiplies (``gate`` given) or masks: the ids of a tensor, shaped to broadcast over it."""
+    """Where the wrapped graph multiplies (``gate`` given) or masks: a tensor's ids, shaped to broadcast over it."""
 
     ids: torch.Tensor
     gate: torch.Tensor | None

@@ -20,7 +20,7 @@ from fxprune.passes.insert import BANK, find_sites, insert
 from fxprune.tracing import real_root
 
 
-class Wrapped(fx.GraphModule):  # type: ignore[misc]
+class Wrapped(fx.GraphModule):
     """What ``fxprune.wrap`` returns; trains and evaluates like the model it was made from."""
 
     def __init__(self, model: nn.Module, analysis: Analysis, target: Target, options: dict[str, Any]) -> None:
@@ -28,7 +28,9 @@ class Wrapped(fx.GraphModule):  # type: ignore[misc]
         sites = find_sites(analysis)
         root = real_root(trace, model)
         like = next(iter(model.parameters()))
-        bank = GateBank(analysis.variables, analysis.channels.table, [site for _, site in sites], like.dtype, like.device)
+        bank = GateBank(
+            analysis.variables, analysis.channels.table, [site for _, site in sites], like.dtype, like.device
+        )
         root.add_module(BANK, bank)
         graph = copy.deepcopy(trace.graph)
         insert(graph, [(node.name, site) for node, site in sites])
@@ -38,7 +40,9 @@ class Wrapped(fx.GraphModule):  # type: ignore[misc]
         hidden = {"analysis": analysis, "target": target, "options": options, "_model": root, "_fxprune_wrapped": True}
         for name, value in hidden.items():
             object.__setattr__(self, name, value)
-        self._gates = Gates(self.bank, {layer.name: (layer.start, layer.variables) for layer in analysis.layers if layer.gated})
+        self._gates = Gates(
+            self.bank, {layer.name: (layer.start, layer.variables) for layer in analysis.layers if layer.gated}
+        )
 
     analysis: Analysis
     target: Target
@@ -64,7 +68,10 @@ class Wrapped(fx.GraphModule):  # type: ignore[misc]
         opened = np.ones(self.analysis.variables, dtype=bool)
         for name, mask in masks.items():
             if name not in self.gates:
-                raise OptionError(f"set_masks: {name!r} has no gate", fix=f"use names of .gates, such as {next(iter(self.gates), None)!r}")
+                raise OptionError(
+                    f"set_masks: {name!r} has no gate",
+                    fix=f"use names of .gates, such as {next(iter(self.gates), None)!r}",
+                )
             layer = next(layer for layer in self.analysis.layers if layer.name == name)
             if mask.numel() != layer.variables:
                 raise OptionError(
@@ -111,7 +118,9 @@ class Wrapped(fx.GraphModule):  # type: ignore[misc]
         flat = self.bank.log_alpha.detach().double().cpu().numpy().copy()
         for name, score in (scores or {}).items():
             if name not in self.gates or score.numel() != len(self.gates[name]):
-                raise OptionError(f"harden: scores of {name!r} do not fit its gate", fix="give one number per gate variable")
+                raise OptionError(
+                    f"harden: scores of {name!r} do not fit its gate", fix="give one number per gate variable"
+                )
             layer = next(layer for layer in self.analysis.layers if layer.name == name)
             flat[layer.start : layer.start + layer.variables] = score.detach().double().cpu().reshape(-1).numpy()
         found: np.ndarray[Any, np.dtype[np.float64]] = flat

@@ -45,11 +45,15 @@ class CostModel:
     def __init__(self, channels: Channels, fixed_params: int) -> None:
         self.table: IdTable = channels.table
         self.fixed_params = fixed_params
-        self.roots = torch.from_numpy(np.unique(np.concatenate([*channels.outputs, *(f.ids for f in channels.freezes)])))
+        self.roots = torch.from_numpy(
+            np.unique(np.concatenate([*channels.outputs, *(f.ids for f in channels.freezes)]))
+        )
         layers: dict[str, list[Mixer]] = {}
         for mixer in channels.mixers:
             layers.setdefault(mixer.name, []).append(mixer)
-        self.layers = [(calls, [_index(c.ids) for c in calls], [_index(c.inputs) for c in calls]) for calls in layers.values()]
+        self.layers = [
+            (calls, [_index(c.ids) for c in calls], [_index(c.inputs) for c in calls]) for calls in layers.values()
+        ]
         affines: dict[str, list[torch.Tensor]] = {}
         counts: dict[str, int] = {}
         for affine in channels.affines:

@@ -38,4 +38,4 @@ class Target:
 
     def used(self, cost: Cost, full: Cost) -> float:
         """The share of the budget that is used: the largest over all limits; at most 1 means on budget."""
-        return max(cost[name] / (fraction * full[name]) for name, fraction in self.limits if full[name])
+        return float(max(cost[name] / (fraction * full[name]) for name, fraction in self.limits if full[name]))

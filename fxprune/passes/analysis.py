@@ -54,14 +54,18 @@ class Analysis:
         return keep_alive(self.channels, self.layers, self.guards, opened, scores)
 
 
-def analyse(model: nn.Module, example: Any, *, ignore: tuple[str, ...] = (), leaf: tuple[str | type, ...] = ()) -> Analysis:
+def analyse(
+    model: nn.Module, example: Any, *, ignore: tuple[str, ...] = (), leaf: tuple[str | type, ...] = ()
+) -> Analysis:
     """Trace ``model`` for ``example`` and find out what can be pruned."""
     check_model(model)
     channels = relate(trace(model, example, leaf=_leaf_test(model, leaf)))
     layers = place_gates(channels, ignore)
     sliced = {mixer.name: mixer for mixer in channels.mixers}
     counted = sum(mixer.ids.size * (mixer.inputs.shape[1] * mixer.kernel + mixer.bias) for mixer in sliced.values())
-    counted += sum(affine.ids.size * affine.count for affine in {affine.name: affine for affine in channels.affines}.values())
+    counted += sum(
+        affine.ids.size * affine.count for affine in {affine.name: affine for affine in channels.affines}.values()
+    )
     total = sum(parameter.numel() for parameter in model.parameters())
     return Analysis(channels, layers, spine(channels, layers), CostModel(channels, max(total - counted, 0)))
 
@@ -74,7 +78,9 @@ def check_model(model: nn.Module) -> None:
             fix="pass the model itself, or a function that returns one on the command line",
         )
     if hasattr(model, "_fxprune_wrapped"):
-        raise ModelError("the model is wrapped already", fix="use it as it is, or model.unwrap() to get the original back")
+        raise ModelError(
+            "the model is wrapped already", fix="use it as it is, or model.unwrap() to get the original back"
+        )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and not tensor.is_meta and not bool(torch.isfinite(tensor).all()):
             raise ModelError(
@@ -89,7 +95,9 @@ def _leaf_test(model: nn.Module, leaf: tuple[str | type, ...]) -> Callable[[str,
 
     for pattern in leaf:
         if not any(_leaf_matches(pattern, name, module) for name, module in model.named_modules()):
-            raise OptionError(f"leaf={pattern!r} matches no submodule", fix="use a name of model.named_modules() or a class")
+            raise OptionError(
+                f"leaf={pattern!r} matches no submodule", fix="use a name of model.named_modules() or a class"
+            )
     return test
 
 

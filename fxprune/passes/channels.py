@@ -34,9 +34,18 @@ def relate(trace: Trace) -> Channels:
         else:
             flows[node] = _relate_node(node, trace, table, flows, notes, freezes)
     return Channels(
-        trace, table, flows, tuple(notes.mixers), tuple(notes.affines), notes.anchors, tuple(notes.masks), tuple(freezes),
-        tuple(notes.sized), tuple(notes.tied), tuple(outputs),
-    )  # fmt: skip
+        trace=trace,
+        table=table,
+        flows=flows,
+        mixers=tuple(notes.mixers),
+        affines=tuple(notes.affines),
+        anchors=notes.anchors,
+        masks=tuple(notes.masks),
+        freezes=tuple(freezes),
+        sized=tuple(notes.sized),
+        tied=tuple(notes.tied),
+        outputs=tuple(outputs),
+    )
 
 
 def _relate_node(

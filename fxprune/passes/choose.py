@@ -17,7 +17,14 @@ Floats = npt.NDArray[np.float64]
 
 
 def choose(
-    analysis: Analysis, target: Target, scores: Floats, opened: Bools | None, *, fill: bool, multiple_of: int, minimum: dict[str, int]
+    analysis: Analysis,
+    target: Target,
+    scores: Floats,
+    opened: Bools | None,
+    *,
+    fill: bool,
+    multiple_of: int,
+    minimum: dict[str, int],
 ) -> Bools:
     """The gates to keep open: as many of the best scores as the budget allows.
 
@@ -26,7 +33,9 @@ def choose(
     search = _Search(analysis, target, scores, multiple_of, _minima(analysis, minimum))
     least = search.finish(np.zeros(scores.size, dtype=bool))
     if search.used(least) > 1:
-        raise OptionError(_unreachable(analysis, target, least), fix="ask for a larger budget, or free what inspect lists as frozen")
+        raise OptionError(
+            _unreachable(analysis, target, least), fix="ask for a larger budget, or free what inspect lists as frozen"
+        )
     order = np.argsort(-scores, kind="stable")
     if opened is not None and not fill:
         order = order[opened[order]]
@@ -34,7 +43,9 @@ def choose(
 
 
 class _Search:
-    def __init__(self, analysis: Analysis, target: Target, scores: Floats, multiple_of: int, minima: dict[str, int]) -> None:
+    def __init__(
+        self, analysis: Analysis, target: Target, scores: Floats, multiple_of: int, minima: dict[str, int]
+    ) -> None:
         self.analysis, self.target, self.scores = analysis, target, scores
         self.multiple_of, self.minima = multiple_of, minima
 

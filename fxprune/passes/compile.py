@@ -1,12 +1,12 @@
-"""Compile a hardened network into a slim one: walk the graph once, each tensor carrying the channels that it still has."""
+"""Compile a hardened network into a slim one: walk the graph once, each tensor with the channels that it still has."""
 
 from __future__ import annotations
 
 import operator
 from typing import Any
 
-import numpy.typing as npt
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import fx, nn
 
@@ -58,8 +58,7 @@ def _write_number(node: fx.Node, slim: Slim) -> None:
         if condition is not True:
             slim.graph.call_function(torch._assert, (condition, node.args[1]))
         slim.values[node] = None
-    elif rule is not None and node.target in ("size",) or node.target is getattr:
-        assert rule is not None and rule.emit is not None
+    elif rule is not None and rule.emit is not None and node.target in ("size", getattr):
         slim.values[node] = rule.emit(slim.op(node), slim)
     elif node.op == "call_function":
         args = tuple(slim.argument(argument) for argument in node.args)

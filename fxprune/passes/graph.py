@@ -9,7 +9,7 @@ import networkx as nx
 import torch
 from torch import fx
 
-from fxprune.core import Channels
+from fxprune.core import Channels, Mixer
 from fxprune.rules.joins import add, multiply
 from fxprune.rules.registry import RULES, Flow
 
@@ -23,8 +23,10 @@ class Stream:
 
 
 def layer_graph(channels: Channels) -> nx.DiGraph:
-    """Nodes: ``input``, ``conv``, ``linear``, ``add``, ``mul``, ``cat``, ``output`` (attribute ``kind``); edges contract
-    everything in between."""
+    """Nodes: ``input``, ``conv``, ``linear``, ``add``, ``mul``, ``cat``, ``output`` (attribute ``kind``).
+
+    Edges contract everything in between.
+    """
     graph = nx.DiGraph()
     mixers = {mixer.node: mixer for mixer in channels.mixers}
     nearest: dict[fx.Node, tuple[str, ...]] = {}
@@ -41,11 +43,11 @@ def layer_graph(channels: Channels) -> nx.DiGraph:
     return graph
 
 
-def _kind(node: fx.Node, channels: Channels, mixers: dict[fx.Node, object]) -> str | None:
+def _kind(node: fx.Node, channels: Channels, mixers: dict[fx.Node, Mixer]) -> str | None:
     if node.op in ("placeholder", "output"):
         return "input" if node.op == "placeholder" else "output"
     if node in mixers:
-        return "conv" if any(m.is_conv for m in channels.mixers if m.node is node) else "linear"
+        return "conv" if mixers[node].is_conv else "linear"
     if node.op not in ("call_function", "call_method"):
         return None
     if node.target in (torch.cat, torch.concat, torch.concatenate):

@@ -62,7 +62,11 @@ def spine(channels: Channels, layers: tuple[Layer, ...]) -> tuple[Guard, ...]:
 
 
 def keep_alive(
-    channels: Channels, layers: tuple[Layer, ...], guards: tuple[Guard, ...], opened: npt.NDArray[np.bool_], scores: Floats
+    channels: Channels,
+    layers: tuple[Layer, ...],
+    guards: tuple[Guard, ...],
+    opened: npt.NDArray[np.bool_],
+    scores: Floats,
 ) -> npt.NDArray[np.bool_]:
     """Open as few gates as possible, best scores first, on guarded layers first, until every requirement lives."""
     guarded = {guard.layer for guard in guards}
@@ -72,7 +76,7 @@ def keep_alive(
     ranks = np.empty(scores.size)
     ranks[np.argsort(-scores, kind="stable")] = np.arange(scores.size)
     price = np.where(opened, 0.0, price + 1e-3 * ranks / max(scores.size, 1))
-    kept = opened.copy()
+    kept: npt.NDArray[np.bool_] = opened.copy()
     for _, variables in _cheapest(channels.table, requirements(channels, layers), price):
         kept[list(variables)] = True
     return kept

@@ -29,8 +29,8 @@ def _targets(names: str, *others: Hashable) -> list[Hashable]:
 KEEPS_ZERO = _targets(
     """relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish tanh tanhshrink softsign hardshrink softshrink
     sin tan asin atan sinh asinh erf abs absolute neg negative positive sign sgn sqrt square floor ceil round trunc fix
-    frac expm1 log1p nan_to_num dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout
-    contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad_""",
+    frac expm1 log1p nan_to_num dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
+    feature_dropout contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad_""",
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,
     nn.Tanh, nn.Tanhshrink, nn.Softsign, nn.Hardshrink, nn.Softshrink, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
     nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, operator.neg, operator.pos, operator.abs, round,
@@ -60,7 +60,7 @@ def identity(op: Op) -> Flow:
 @rule(nn.PReLU, F.prelu, torch.prelu, "prelu")
 def prelu(op: Op) -> Flow:
     flow = op.flow()
-    if op.module is not None and op.module.weight.numel() > 1:
+    if _width(op) > 1:
         ids = flow.along(1, op.table, op.out.shape[1])
         op.notes.affines.append(Affine(op.node, str(op.node.target), ids, 1))
     return unwritten(flow)
@@ -132,13 +132,15 @@ def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = Fal
         kept = [axis for axis in range(ids.ndim) if axis not in axes]
         groups = ids.transpose(*kept, *axes).reshape(-1, math.prod(ids.shape[axis] for axis in axes))
         statistics = op.table.mix(groups, rows=1, owner=op.node.name)
-        ids = op.table.all(ids, statistics.reshape([1 if axis in axes else ids.shape[axis] for axis in range(ids.ndim)]))
+        ids = op.table.all(
+            ids, statistics.reshape([1 if axis in axes else ids.shape[axis] for axis in range(ids.ndim)])
+        )
     return Flow(ids, clean, scaler or flow.scaler)
 
 
 @prelu.emitter
 def _prelu(op: Op, slim: Slim) -> Piece | None:
-    if op.module is None or op.module.weight.numel() == 1:
+    if op.module is None or _width(op) == 1:
         return same_op(op, slim)
     return per_channel_module(op, slim)
 
@@ -147,6 +149,10 @@ def _prelu(op: Op, slim: Slim) -> Piece | None:
 @over_channels.emitter
 def _along_axis(op: Op, slim: Slim) -> Piece | None:
     return beside_channels(op, slim, statistics_axes(op))
+
+
+def _width(op: Op) -> int:
+    return int(op.module.weight.numel()) if isinstance(op.module, nn.PReLU) else 0
 
 
 def beside_channels(op: Op, slim: Slim, axes: list[int]) -> Piece | None:

@@ -13,6 +13,11 @@ from fxprune.ids import Ids
 from fxprune.rules.registry import Op
 from fxprune.rules.slim import Piece, Slim
 
+__all__ = [
+    "Piece", "Slim", "cut_module", "per_channel_module", "same_op", "scaled_by_gate", "sliced_constants", "wanted_of",
+    "whole_op",
+]  # fmt: skip
+
 
 def same_op(op: Op, slim: Slim) -> Piece | None:
     """The same op on the compact operand: right for everything that looks at one channel at a time."""

@@ -60,7 +60,8 @@ def _scaled(op: Op, flows: list[Flow]) -> Flow:
 
 @rule(
     operator.truediv, torch.div, torch.divide, torch.true_divide, "div", "divide", "true_divide", "__truediv__",
-    operator.floordiv, torch.floor_divide, "floor_divide", operator.mod, torch.remainder, torch.fmod, "remainder", "fmod",
+    operator.floordiv, torch.floor_divide, "floor_divide", operator.mod, torch.remainder, torch.fmod, "remainder",
+    "fmod",
 )  # fmt: skip
 def divide(op: Op) -> Flow | None:
     (_, numerator), (_, denominator) = _operands(op, "input", "other")
@@ -72,8 +73,8 @@ def divide(op: Op) -> Flow | None:
 
 
 @rule(
-    operator.gt, operator.lt, operator.ge, operator.le, operator.eq, operator.ne, operator.and_, operator.or_, operator.xor,
-    torch.gt, torch.lt, torch.ge, torch.le, torch.eq, torch.ne, torch.logical_and, torch.logical_or,
+    operator.gt, operator.lt, operator.ge, operator.le, operator.eq, operator.ne, operator.and_, operator.or_,
+    operator.xor, torch.gt, torch.lt, torch.ge, torch.le, torch.eq, torch.ne, torch.logical_and, torch.logical_or,
     "gt", "lt", "ge", "le", "eq", "ne", "logical_and", "logical_or",
 )  # fmt: skip
 def compare(op: Op) -> Flow | None:
@@ -120,7 +121,7 @@ _ADDS = (operator.add, torch.add, "add", "__add__", "__radd__")
 
 @add.emitter
 def _add(op: Op, slim: Slim) -> Piece | None:
-    """Two residual branches meet: by what their channel sets are, a plain add, a slice add, a scatter-add or a concat."""
+    """Two branches meet: by what their channel sets are, a plain add, a slice add, a scatter-add or a concat."""
     if len(op.inputs) == 1:
         return same_op(op, slim) if op.node.args.count(op.inputs[0]) == 1 else both(op, slim)
     flow = slim.flow(op.node)
@@ -166,7 +167,9 @@ def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tens
     if np.array_equal(index, np.arange(index[0], index[0] + index.size)):
         slim.count("slice")
         start, stop = int(index[0]), int(index[-1]) + 1
-        total = graph.call_function(operator.add, (graph.call_method("narrow", (base, axis, start, stop - start)), part))
+        total = graph.call_function(
+            operator.add, (graph.call_method("narrow", (base, axis, start, stop - start)), part)
+        )
         parts = [total]
         if start:
             parts.insert(0, graph.call_method("narrow", (base, axis, 0, start)))

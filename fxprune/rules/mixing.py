@@ -194,8 +194,8 @@ def _empty_layer(op: Op, inputs: int, outputs: int, groups: int, transposed: boo
 
 def _functional(op: Op, slim: Slim, name: str, made: nn.Module, operand: fx.Node) -> fx.Node:
     """A weight that several functional calls share stays one parameter."""
-    weight = slim.attribute(f"{name}.weight", made.weight.detach(), trainable=True)  # type: ignore[operator, union-attr]
-    bias = None if made.bias is None else slim.attribute(f"{name}.bias", made.bias.detach(), trainable=True)  # type: ignore[operator, union-attr]
+    weight = slim.attribute(f"{name}.weight", made.weight.detach(), trainable=True)  # type: ignore[operator]
+    bias = None if made.bias is None else slim.attribute(f"{name}.bias", made.bias.detach(), trainable=True)  # type: ignore[operator]
     assert callable(op.node.target)
     names = ("stride", "padding", "output_padding", "dilation", "groups") if is_transposed(op) else (
         "stride", "padding", "dilation", "groups")  # fmt: skip
@@ -211,7 +211,11 @@ def _matmul(op: Op, slim: Slim) -> Piece | None:
     one, other = (slim.piece(node) if slim.flow(node) is not None else None for node in (left, right))
     ranks = left.meta["value"].ndim, right.meta["value"].ndim
     inner = (one is not None and one.axis == ranks[0] - 1, other is not None and other.axis == ranks[1] - 2)
-    if one is not None and other is not None and all(axis or p.axis is None for axis, p in zip(inner, (one, other), strict=True)):
+    if (
+        one is not None
+        and other is not None
+        and all(axis or p.axis is None for axis, p in zip(inner, (one, other), strict=True))
+    ):
         size = left.meta["value"].shape[-1]
         common = np.intersect1d(one.along(ranks[0] - 1, size), other.along(ranks[1] - 2, size))
         operands = {left: slim.fetch(left, ranks[0] - 1, common), right: slim.fetch(right, ranks[1] - 2, common)}

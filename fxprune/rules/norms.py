@@ -79,8 +79,8 @@ def _batch_norm(op: Op, slim: Slim) -> Piece | None:
         made = slim.root.get_submodule(str(op.node.target))
         z = values[torch.from_numpy(piece.along(1, values.numel()))]
         with torch.no_grad():
-            made.weight.mul_(z.to(made.weight))  # type: ignore[operator, union-attr]
-            made.bias.mul_(z.to(made.weight))  # type: ignore[operator, union-attr]
+            for parameter in made.parameters():
+                parameter.mul_(z.to(parameter))
     return piece
 
 

@@ -1,8 +1,8 @@
 """One rule per op, found by lookup: a function, a method's name, or a module class.
 
 A rule has two halves. *Relate* says which ids come out for the ids that go in; liveness, probability, need and cost
-follow from that. *Emit* writes the op into the slim graph; the default runs the same op on the compact operand, which is
-right for everything that looks at one channel at a time. Adding an op::
+follow from that. *Emit* writes the op into the slim graph; the default runs the same op on the compact operand, which
+is right for everything that looks at one channel at a time. Adding an op::
 
     @rule(torch.relu, nn.ReLU, "relu")
     def relu(op: Op) -> Flow:
@@ -51,7 +51,7 @@ class Flow:
         first: Ids = ids[:, 0]
         if not bool((ids == ids[:, :1]).all()):
             first = table.any(*np.unique(ids, axis=1).T)
-        return np.broadcast_to(first, (size,)).copy()
+        return np.array(np.broadcast_to(first, (size,)), dtype=np.int64)
 
 
 class NoChannels(Exception):
@@ -76,7 +76,7 @@ class Op:
     @property
     def args(self) -> tuple[Any, ...]:
         """Arguments with nodes replaced by the example's values."""
-        return tuple(fx.node.map_arg(self.node.args, lambda n: n.meta["value"]))  # type: ignore[arg-type]
+        return tuple(fx.node.map_arg(self.node.args, lambda n: n.meta["value"]))
 
     def value(self, position: int = 0, name: str = "input") -> Any:
         """One argument, a node replaced by the example's value."""

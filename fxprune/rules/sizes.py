@@ -34,8 +34,10 @@ def attribute(op: Op) -> Any:
     return None
 
 
-@rule(torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like, torch.empty_like, torch.full_like)
-@rule("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor")
+@rule(
+    torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like, torch.empty_like, torch.full_like,
+    "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor",
+)  # fmt: skip
 def like(op: Op) -> Any:
     _note(op)
     return constant_flow(op.out)
@@ -47,11 +49,6 @@ def shaped_as(op: Op) -> Flow | None:
     if op.node.target == "expand_as":
         op.notes.sized.append((op.node, other.ids.reshape(-1)))
         return flow
-    return None
-
-
-@rule(operator.truth, torch._assert)
-def check(op: Op) -> None:
     return None
 
 

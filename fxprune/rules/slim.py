@@ -1,7 +1,7 @@
 """The slim graph while it is written: rules ask it for operands and add ops to it.
 
-A tensor of the original net lives here as a ``Piece``: along one axis only some of the original positions exist, in some
-order. Readers ask for it *compact* (whatever exists), *fetched* (exactly these positions, zeros where one does not
+A tensor of the original net lives here as a ``Piece``: along one axis only some of the original positions exist, in
+some order. Readers ask for it *compact* (whatever exists), *fetched* (exactly these positions, zeros where one does not
 exist) or *full* (the original width, which is exact for any op because a dead channel is zero).
 """
 
@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A node of the slim graph; along ``axis`` it holds ``positions`` of the original. Without an axis it is complete."""
+    """A node of the slim graph; along ``axis`` it holds ``positions`` of the original. No axis: it is complete."""
 
     node: fx.Node
     axis: int | None = None
@@ -42,7 +42,9 @@ class Piece:
 class Slim:
     """The graph, the modules and the pieces written so far."""
 
-    def __init__(self, channels: Channels, model: nn.Module, present: Bools, gate_values: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, channels: Channels, model: nn.Module, present: Bools, gate_values: dict[str, torch.Tensor]
+    ) -> None:
         self.channels, self.model, self.present, self.gate_values = channels, model, present, gate_values
         self.graph, self.root = fx.Graph(), nn.Module()
         self.pieces: dict[fx.Node, Any] = {}
@@ -52,7 +54,8 @@ class Slim:
         self.frozen = {freeze.node for freeze in channels.freezes}
         self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
         self.calls: dict[str, list[Any]] = {}
-        for layer in (*channels.mixers, *channels.affines):
+        layers: list[Any] = [*channels.mixers, *channels.affines]
+        for layer in layers:
             self.calls.setdefault(layer.name, []).append(layer)
 
     # ------------------------------------------------------------ operands
@@ -193,9 +196,7 @@ class Slim:
                 return self.graph.get_attr(name)
             number += 1
             name = f"{path}_{number}"
-        owner, _, leaf = name.rpartition(".")
-        parent = self._parent(name)
-        del owner
+        leaf, parent = name.rpartition(".")[2], self._parent(name)
         if trainable and value.is_floating_point():
             parent.register_parameter(leaf, nn.Parameter(value))
         else:

@@ -25,7 +25,9 @@ def example_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(example), {}) if isinstance(example, tuple) else ((example,), {})
 
 
-def trace(model: nn.Module, example: Any, *, leaf: Callable[[str, nn.Module], bool] = lambda path, module: False) -> Trace:
+def trace(
+    model: nn.Module, example: Any, *, leaf: Callable[[str, nn.Module], bool] = lambda path, module: False
+) -> Trace:
     """Trace a copy of ``model`` in eval mode for ``example``; the model itself is not touched.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))

@@ -7,6 +7,7 @@ consumes (a branch, a loop count) is handed out as a constant, and the tracer no
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fxprune.tracing.tracer import Tracer
 
 
-class ShapeProxy(fx.Proxy):  # type: ignore[misc]
+class ShapeProxy(fx.Proxy):
     """An ``fx.Proxy`` whose node carries the example's value: a meta tensor, a size, a tuple ..."""
 
     tracer: Tracer
@@ -29,8 +30,8 @@ class ShapeProxy(fx.Proxy):  # type: ignore[misc]
         return self.node.meta["value"]
 
     # isinstance(x, torch.Tensor), isinstance(size, int): answered by the value, as the model's author meant it.
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         return type(self.value)
 
     def __getattr__(self, name: str) -> Any:
@@ -40,6 +41,9 @@ class ShapeProxy(fx.Proxy):  # type: ignore[misc]
         if name in ("ndim", "itemsize"):
             return found
         return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
 
     def __bool__(self) -> bool:
         return bool(self.tracer.specialise(self, bool))
@@ -58,7 +62,7 @@ class ShapeProxy(fx.Proxy):  # type: ignore[misc]
             return operator.index(self.tracer.call_method(self, "size", (0,), {}))
         return len(self.value)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:
         if isinstance(self.value, dict):
             return iter(self.value)
         return (self[position] for position in range(len(self)))
@@ -107,9 +111,12 @@ def _in_place(name: str, function: Callable[..., Any]) -> None:
     setattr(ShapeProxy, name, method)
 
 
-import math  # noqa: E402  (used by the table below only)
-
-for _name, _function in (("__round__", round), ("__floor__", math.floor), ("__ceil__", math.ceil), ("__trunc__", math.trunc)):
+for _name, _function in (
+    ("__round__", round),
+    ("__floor__", math.floor),
+    ("__ceil__", math.ceil),
+    ("__trunc__", math.trunc),
+):
     _rounding(_name, _function)
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
     _in_place(f"__i{_name}__", getattr(operator, f"__{_name}__"))

@@ -38,7 +38,7 @@ class TrainingFlag(int):
         return False
 
 
-class Tracer(fx.Tracer):  # type: ignore[misc]
+class Tracer(fx.Tracer):
     """Traces ``root`` (a meta copy) for one example; ``real`` is the user's untouched model."""
 
     def __init__(self, real: nn.Module, device: torch.device, leaf: Callable[[str, nn.Module], bool]) -> None:
@@ -65,8 +65,13 @@ class Tracer(fx.Tracer):  # type: ignore[misc]
         """One placeholder per argument of the example; arguments that it leaves out keep their default."""
         parameters = inspect.signature(self.root.forward).parameters
         for name, given in self.example.arguments.items():
-            star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(
-                parameters[name].kind, ""
+            kind = parameters[name].kind
+            star = (
+                "*"
+                if kind is inspect.Parameter.VAR_POSITIONAL
+                else "**"
+                if kind is inspect.Parameter.VAR_KEYWORD
+                else ""
             )
             self.create_placeholder(star + name, given)
         flag = self._flag("")
@@ -76,7 +81,7 @@ class Tracer(fx.Tracer):  # type: ignore[misc]
             for node in list(self.graph.nodes):
                 if node.op == "placeholder":
                     given[str(node.target).lstrip("*")] = self.placeholder_proxies[node]
-            bound = inspect.BoundArguments(self.example.signature, given)  # type: ignore[arg-type]
+            bound = inspect.BoundArguments(self.example.signature, given)
             self.root.__dict__["training"] = flag
             try:
                 return type(self.root).forward(self.root, *bound.args, **bound.kwargs)
@@ -104,7 +109,9 @@ class Tracer(fx.Tracer):  # type: ignore[misc]
     def proxy(self, node: fx.Node) -> ShapeProxy:
         return ShapeProxy(node, self)
 
-    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None) -> Any:
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
+    ) -> Any:
         target, args, kwargs = functional_form(kind, target, args, kwargs)
         for argument in _nodes((args, kwargs)):
             if argument in self.stale:
@@ -126,10 +133,19 @@ class Tracer(fx.Tracer):  # type: ignore[misc]
         return node
 
     def create_proxy(
-        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None, proxy_factory_fn: Any = None
+        self,
+        kind: str,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        name: Any = None,
+        type_expr: Any = None,
+        proxy_factory_fn: Any = None,
     ) -> Any:
         if kind == "call_function" and _is_user_function(target):  # marked as opaque by torch.fx.wrap: look inside
-            return self._inlined(target, lambda _: super(Tracer, self).create_proxy(kind, target, args, kwargs), args, kwargs)
+            return self._inlined(
+                target, lambda _: super(Tracer, self).create_proxy(kind, target, args, kwargs), args, kwargs
+            )
         made = super().create_proxy(kind, target, args, kwargs, name, type_expr)
         overwritten = functional_form.overwritten(kind, target, args, kwargs, self.root)
         return self.update(overwritten, made) if overwritten is not None else made
@@ -163,7 +179,9 @@ class Tracer(fx.Tracer):  # type: ignore[misc]
         kind = "branch" if convert is bool else "value"
         self.specialisations.append(Specialisation(proxy.node.name, kind, value, source))
         compare = operator.truth if convert is bool and value else operator.not_ if convert is bool else operator.eq
-        message = f"fxprune: the model's Python code took {value!r} here for the example; this input would take another way"
+        message = (
+            f"fxprune: the model's Python code took {value!r} here for the example; this input would take another way"
+        )
         self._check(proxy.node, value, f"{message} ({source})", compare)
         return value
 
@@ -229,7 +247,10 @@ class Tracer(fx.Tracer):  # type: ignore[misc]
         name = None if self.paused else self.attribute_names.get(id(attr_val))
         if name is None or not isinstance(attr_val, torch.Tensor):
             return attr_val
-        if name not in parameter_proxy_cache or parameter_proxy_cache[name].node not in self.graph._find_nodes_lookup_table:
+        if (
+            name not in parameter_proxy_cache
+            or parameter_proxy_cache[name].node not in self.graph._find_nodes_lookup_table
+        ):
             parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
         return parameter_proxy_cache[name]
 
@@ -261,7 +282,9 @@ class Tracer(fx.Tracer):  # type: ignore[misc]
             m.__dict__["training"] = False
             self.scope = scope
 
-    def _inlined(self, call: Callable[..., Any], opaque: Callable[[Exception | None], Any], args: Any, kwargs: Any) -> Any:
+    def _inlined(
+        self, call: Callable[..., Any], opaque: Callable[[Exception | None], Any], args: Any, kwargs: Any
+    ) -> Any:
         """Trace through ``call``; where that fails, take back what it recorded and keep it as one opaque node."""
         mark, reads = self.graph._root._prev, self.training_reads
         state = dict(self.stale), len(self.specialisations), len(self.leaves), set(self.checked)
@@ -292,7 +315,8 @@ class Tracer(fx.Tracer):  # type: ignore[misc]
             proxy.node = node
 
     def _path(self, module: nn.Module) -> str:
-        paths: dict[nn.Module, str] = self.submodule_paths
+        paths = self.submodule_paths
+        assert paths is not None
         if module not in paths:  # made inside forward()
             name = self.get_fresh_qualname("inline_")
             self.root.add_module(name, module)
@@ -326,7 +350,9 @@ class _recorded:
     def __enter__(self) -> None:
         fx._symbolic_trace._wrapped_fns_to_patch.clear()  # fx would make them opaque; we look inside first
         places = [(torch.__dict__, name) for name in _FACTORIES]
-        places += [(scope, name) for (_, name), scope in self.marked.items() if isinstance(scope.get(name), types.FunctionType)]
+        places += [
+            (scope, name) for (_, name), scope in self.marked.items() if isinstance(scope.get(name), types.FunctionType)
+        ]
         for scope, name in places:
             self.saved.append((scope, name, scope[name]))
             scope[name] = self._recording(scope[name])

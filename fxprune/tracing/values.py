@@ -45,8 +45,8 @@ class Values:
         if node.op == "get_attr":
             path = str(node.target)
             return False if path.rpartition(".")[2] == "training" else to_meta(_attribute(self.root, path))
-        args = fx.node.map_arg(node.args, lambda n: n.meta["value"])
-        kwargs = fx.node.map_arg(node.kwargs, lambda n: n.meta["value"])
+        args: Any = fx.node.map_arg(node.args, lambda n: n.meta["value"])
+        kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["value"])
         module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(module, _SAME_TENSOR) and len(args) == 1:
             return args[0]
@@ -79,8 +79,8 @@ class Values:
             return _attribute(self.real, str(node.target))
         if node.op not in ("call_function", "call_method"):
             raise ValueError(f"{node.name} depends on the input")
-        args = fx.node.map_arg(node.args, self.constant)
-        kwargs = fx.node.map_arg(node.kwargs, self.constant)
+        args: Any = fx.node.map_arg(node.args, self.constant)
+        kwargs: Any = fx.node.map_arg(node.kwargs, self.constant)
         with torch.no_grad():
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
