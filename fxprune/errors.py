@@ -44,3 +44,7 @@ class TargetError(FxPruneError):
 
 class RuleError(FxPruneError):
     """A rule was registered twice, or does not fit the node it was asked about."""
+
+
+class ExportError(FxPruneError):
+    """The slim net is not what it should be."""

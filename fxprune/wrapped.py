@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from fxprune.errors import OptionError
 from fxprune.layers import GateBank, Gates, mean_gate
 from fxprune.passes.analysis import Analysis, analyse
 from fxprune.passes.choose import choose
+from fxprune.passes.compile import compile_slim
+from fxprune.passes.dense import regular_blocks
 from fxprune.passes.insert import BANK, find_sites, insert
 from fxprune.tracing import real_root
 
@@ -168,6 +171,27 @@ class Wrapped(fx.GraphModule):
     def __reduce__(self) -> Any:
         args, kwargs = self.analysis.channels.trace.example
         return _rebuild, (self.unwrap(), args, kwargs, self.target, self.options, self.state_dict())
+
+
+def compile_wrapped(wrapped: Wrapped, *, dense: bool = False) -> tuple[fx.GraphModule, SimpleNamespace]:
+    """The slim module of a hardened network and what there is to say about it."""
+    analysis, mask = wrapped.analysis, wrapped.masks()
+    present = analysis.costs.physical(torch.from_numpy(mask).double()).numpy() > 0
+    if dense:
+        present = regular_blocks(analysis.channels, present)
+    slim, joins = compile_slim(analysis.channels, wrapped._model, present, wrapped.gate_values())
+    kept = {layer.name for layer in analysis.layers if any(present[call.ids].any() for call in layer.calls)}
+    report = SimpleNamespace(
+        before=analysis.full_cost.as_dict(),
+        after=analysis.costs.of_present(present).as_dict(),
+        removed=tuple(layer.name for layer in analysis.layers if layer.name not in kept),
+        widths={layer.name: int(present[layer.calls[0].ids].sum()) for layer in analysis.layers},
+        joins=joins,
+        error=None,
+        batches=[],
+        fused=0,
+    )
+    return slim, report
 
 
 def _rebuild(model: nn.Module, args: Any, kwargs: Any, target: Target, options: dict[str, Any], state: Any) -> Wrapped:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fxprune.core import Channels, Mixer
-from fxprune.ids import OPEN, IdTable
+from fxprune.ids import IdTable
 
 METRICS = ("volume", "flops", "params")
 
@@ -68,7 +68,14 @@ class CostModel:
 
     def expected(self, gates: torch.Tensor) -> Cost:
         """Costs for gate probabilities, differentiable; for gates of zeros and ones the exact cost."""
-        present = self.physical(gates)
+        return self.of_ids(self.physical(gates))
+
+    def of_present(self, present: np.ndarray[Any, np.dtype[np.bool_]]) -> Cost:
+        """Whole numbers for exactly these ids."""
+        return _rounded(self.of_ids(torch.from_numpy(present).double()))
+
+    def of_ids(self, present: torch.Tensor) -> Cost:
+        """Costs of a network that computes each id with the given probability."""
         zero = present.new_zeros(())
         volume, flops, params, other_flops, other_params = zero, zero, zero, zero, zero
         for calls, ids, inputs in self.layers:
@@ -91,8 +98,11 @@ class CostModel:
 
     def exact(self, opened: np.ndarray[Any, np.dtype[np.bool_]]) -> Cost:
         """Whole numbers for a mask over the gate variables."""
-        cost = self.expected(torch.from_numpy(opened).double())
-        return Cost(**{name: round(float(value)) for name, value in vars(cost).items()})
+        return _rounded(self.expected(torch.from_numpy(opened).double()))
+
+
+def _rounded(cost: Cost) -> Cost:
+    return Cost(**{name: round(float(value)) for name, value in vars(cost).items()})
 
 
 def _index(ids: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
@@ -104,6 +114,3 @@ def _union(parts: list[torch.Tensor]) -> torch.Tensor:
     if len(parts) == 1:
         return parts[0]
     return 1 - torch.stack([1 - part for part in parts]).prod(0)
-
-
-__all__ = ["METRICS", "OPEN", "Cost", "CostModel"]

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from fxprune.core import Channels
+from fxprune.passes.order import channel_order
 from fxprune.rules import Flow, find_rule, same_op
 from fxprune.rules.slim import Piece, Slim, fold
 
@@ -19,7 +20,7 @@ def compile_slim(
     channels: Channels, model: nn.Module, present: npt.NDArray[np.bool_], gate_values: dict[str, torch.Tensor]
 ) -> tuple[fx.GraphModule, dict[str, int]]:
     """The slim module and how its joins were written (kind -> count)."""
-    slim = Slim(channels, model, present, gate_values)
+    slim = Slim(channels, model, present, gate_values, channel_order(channels, present))
     for node in channels.trace.graph.nodes:
         _write(node, slim)
     _drop_unread(slim.graph)

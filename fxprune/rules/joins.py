@@ -116,6 +116,8 @@ def glu(op: Op) -> Flow:
     return Flow(op.table.all(values, logits, scalers=frozenset({1})))
 
 
+MOST_PIECES = 3  # beyond that a scatter-add is as fast
+
 _ADDS = (operator.add, torch.add, "add", "__add__", "__radd__")
 
 
@@ -164,21 +166,30 @@ def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tens
     where[positions] = np.arange(positions.size)
     index = np.sort(where[both_ways])
     part = slim.select(other, axis, positions[index], value)
-    if np.array_equal(index, np.arange(index[0], index[0] + index.size)):
+    runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1)
+    if len(runs) <= MOST_PIECES:
         slim.count("slice")
-        start, stop = int(index[0]), int(index[-1]) + 1
-        total = graph.call_function(
-            operator.add, (graph.call_method("narrow", (base, axis, start, stop - start)), part)
-        )
-        parts = [total]
-        if start:
-            parts.insert(0, graph.call_method("narrow", (base, axis, 0, start)))
-        if stop < positions.size:
-            parts.append(graph.call_method("narrow", (base, axis, stop, positions.size - stop)))
-        return Piece(graph.call_function(torch.cat, (parts, axis)), axis, positions)
+        return Piece(_slice_add(graph, base, part, runs, axis, positions.size), axis, positions)
     slim.count("scatter")
     at = slim.buffer("index", torch.from_numpy(index))
     return Piece(graph.call_method("index_add", (base, axis, at, part)), axis, positions)
+
+
+def _slice_add(graph: fx.Graph, base: fx.Node, part: fx.Node, runs: list[Ids], axis: int, size: int) -> fx.Node:
+    """``part`` added to contiguous runs of ``base``, the rest passed on: one concatenation writes the result."""
+    pieces: list[fx.Node] = []
+    done = taken = 0
+    for run in runs:
+        start, count = int(run[0]), int(run.size)
+        if start > done:
+            pieces.append(graph.call_method("narrow", (base, axis, done, start - done)))
+        under = graph.call_method("narrow", (base, axis, start, count))
+        over = part if len(runs) == 1 else graph.call_method("narrow", (part, axis, taken, count))
+        pieces.append(graph.call_function(operator.add, (under, over)))
+        done, taken = start + count, taken + count
+    if done < size:
+        pieces.append(graph.call_method("narrow", (base, axis, done, size - done)))
+    return graph.call_function(torch.cat, (pieces, axis))
 
 
 @multiply.emitter

@@ -105,7 +105,10 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
     if piece is None:
         return None
     if this.groups == 1:
-        groups, rows = np.array([0]), np.flatnonzero(kept[0])[None]
+        rows = np.flatnonzero(kept[0])
+        if this.name in slim.rank:
+            rows = rows[np.argsort(slim.rank[this.name][rows])]
+        groups, rows = np.array([0]), rows[None]
         columns = (piece.along(axis, read.size) if len(calls) == 1 else np.flatnonzero(read[0]))[None]
     else:
         groups = np.flatnonzero(kept.any(1))

@@ -43,9 +43,15 @@ class Slim:
     """The graph, the modules and the pieces written so far."""
 
     def __init__(
-        self, channels: Channels, model: nn.Module, present: Bools, gate_values: dict[str, torch.Tensor]
+        self,
+        channels: Channels,
+        model: nn.Module,
+        present: Bools,
+        gate_values: dict[str, torch.Tensor],
+        rank: dict[str, Ids],
     ) -> None:
-        self.channels, self.model, self.present, self.gate_values = channels, model, present, gate_values
+        self.channels, self.model, self.present = channels, model, present
+        self.gate_values, self.rank = gate_values, rank
         self.graph, self.root = fx.Graph(), nn.Module()
         self.pieces: dict[fx.Node, Any] = {}
         self.values: dict[fx.Node, Any] = {}  # sizes and numbers: plain, or nodes, or tuples of both
