@@ -45,3 +45,6 @@ def _extension_loads() -> bool:
             continue
         return True
     return False
+
+
+declare_torchvision_ops()  # importing this file is enough, also for fxprune inspect --preload

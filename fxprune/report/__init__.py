@@ -1,0 +1,1 @@
+"""Printers of an ``Inspection``: table, tree, JSON and SVG. They compute nothing that it does not hold."""

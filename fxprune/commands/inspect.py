@@ -1,0 +1,106 @@
+"""``fxprune inspect``: what of a model can be pruned, what cannot, and why."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+
+import fxprune
+from fxprune.commands.options import DTYPES, check_writable, example_of, parse_arguments, parse_budget, parse_inputs
+from fxprune.commands.target import load_model, load_module
+from fxprune.errors import OptionError
+from fxprune.inspection import Inspection
+from fxprune.report.data import as_json
+from fxprune.report.files import write_atomically
+from fxprune.report.notes import Notes, collect
+from fxprune.report.summary import foot, head
+from fxprune.report.svg import draw
+from fxprune.report.table import layer_table
+from fxprune.report.tree import layer_tree
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EPILOG = """examples:
+  fxprune inspect torchvision.models:resnet18 --input 1x3x224x224
+  fxprune inspect net.py:Net --arg width=32 --input 1x3x32x32 --budget 1/8
+  fxprune inspect net.py:Net --input 1x3x32x32 --json > net.json"""
+_NARROWEST = 72  # below this the table would lose its numbers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what of a model can be pruned, what cannot, and why",
+        description="Show what of a model can be pruned, what it costs, what must stay, and why.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="package.module:name or path/to/file.py:name, of a model or of what makes one")
+    add("--input", action="append", required=True, metavar="[NAME=]1x3x224x224", help="shape of an input; repeatable")
+    add("--dtype", choices=DTYPES, default="float32", help="type of the inputs (default: float32)")
+    add("--arg", action="append", default=[], metavar="NAME=VALUE", help="argument of the callable; repeatable")
+    add("--ignore", action="append", default=[], metavar="PATTERN", help="convolutions to keep whole; repeatable")
+    add("--leaf", action="append", default=[], metavar="PATTERN", help="submodules not to look into; repeatable")
+    add("--budget", metavar="1/8", help="say whether this fraction of the full cost can be reached")
+    add("--preload", action="append", default=[], metavar="MODULE", help="module or file to import first; repeatable")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print everything as JSON (docs/inspect.md)")
+    shape.add_argument("--tree", action="store_true", help="print a tree by module path instead of a table")
+    add("--svg", type=Path, metavar="FILE", help="draw the layer graph, too")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    positional, named = parse_inputs(options.input, DTYPES[options.dtype])
+    arguments = parse_arguments(options.arg)
+    budget = parse_budget(options.budget) if options.budget is not None else None
+    if options.svg is not None:
+        check_writable("--svg", options.svg)
+    with contextlib.redirect_stdout(sys.stderr):  # what the model's code prints is not part of the report
+        for module in options.preload:
+            load_module(module)
+        model = load_model(options.target, arguments)
+        seen = fxprune.inspect(model, example_of(model, positional, named), ignore=options.ignore, leaf=options.leaf)
+    notes = collect(seen)
+    if options.svg is not None:
+        _write_svg(options.svg, draw(seen, notes))
+    if options.json:
+        print(as_json(seen, budget))
+    else:
+        _print(seen, notes, budget, tree=options.tree)
+    return 0
+
+
+def _write_svg(path: Path, drawing: str) -> None:
+    try:
+        write_atomically(path, drawing)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OptionError(f"--svg {path} cannot be written: {why}", fix="write elsewhere") from error
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _print(seen: Inspection, notes: Notes, budget: float | None, *, tree: bool) -> None:
+    console = Console(markup=False, highlight=False, emoji=False)
+    console.width = max(console.width, _NARROWEST)
+    with console.capture() as captured:
+        for part in _parts(seen, notes, budget, tree, console.width):
+            console.print(part)
+    # Tables fill their last column with blanks.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _parts(seen: Inspection, notes: Notes, budget: float | None, tree: bool, width: int) -> Iterator[RenderableType]:
+    yield from head(seen, budget)
+    yield ""
+    yield layer_tree(seen, notes) if tree else layer_table(seen, notes, width)
+    yield from foot(seen, notes, grains=not tree)

@@ -1,0 +1,105 @@
+"""Options as they are typed, turned into values, with an example of the right form where that fails."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxprune.errors import OptionError
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "bool")}
+_INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)")
+
+
+def parse_inputs(texts: Sequence[str], dtype: torch.dtype) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Zeros of the shapes asked for: positional ones, and those with a name.
+
+    >>> positional, named = parse_inputs(["1x3x8x8", "mask=1x8"], torch.float32)
+    >>> [tuple(t.shape) for t in positional], {name: tuple(t.shape) for name, t in named.items()}
+    ([(1, 3, 8, 8)], {'mask': (1, 8)})
+    """
+    positional: list[torch.Tensor] = []
+    named: dict[str, torch.Tensor] = {}
+    for text in texts:
+        found = _INPUT.fullmatch(text)
+        shape = [int(size) for size in found["shape"].split("x")] if found else []
+        if found is None or 0 in shape:
+            what = "an empty tensor" if found else "not a shape"
+            raise OptionError(
+                f"--input {text!r} is {what}",
+                fix="write sizes with x between them: --input 1x3x224x224, or --input name=1x3x224x224 for a keyword",
+            )
+        if found["name"] in named:
+            raise OptionError(f"--input {found['name']} is given twice", fix="keep one of them")
+        try:
+            tensor = torch.zeros(shape, dtype=dtype)
+        except (RuntimeError, OverflowError) as error:
+            raise OptionError(f"--input {text!r} is too large", fix="the batch size may be 1") from error
+        if found["name"]:
+            named[found["name"]] = tensor
+        else:
+            positional.append(tensor)
+    return positional, named
+
+
+def example_of(model: nn.Module, positional: list[torch.Tensor], named: dict[str, torch.Tensor]) -> Any:
+    """What ``fxprune.inspect`` takes: a tuple or a dict. In a mixture, the positional ones get their names."""
+    if not named:
+        return tuple(positional)
+    if not positional:
+        return named
+    try:
+        return dict(inspect.signature(model.forward).bind_partial(*positional, **named).arguments)
+    except TypeError as error:
+        raise OptionError(
+            f"--input does not fit the model's forward: {error}", fix="give every input its name: --input name=1x3x8x8"
+        ) from error
+
+
+def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """``k=v`` pairs; values are Python literals where they can be, text otherwise.
+
+    >>> parse_arguments(["width=2", "norm=batch", "sizes=(1, 2)"])
+    {'width': 2, 'norm': 'batch', 'sizes': (1, 2)}
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise OptionError(f"--arg {text!r} has no name and value", fix="write --arg name=value: --arg width=2")
+        try:
+            arguments[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            arguments[name] = value
+    return arguments
+
+
+def parse_budget(text: str) -> float:
+    """
+    >>> parse_budget("1/8"), parse_budget("0.125"), parse_budget("12.5%")
+    (0.125, 0.125, 0.125)
+    """
+    example = "write a fraction of the full cost: --budget 1/8, --budget 0.125 or --budget 12.5%"
+    try:
+        share = float(Fraction(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1))
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise OptionError(f"--budget {text!r} is not a number", fix=example) from error
+    if not 0 < share <= 1:
+        raise OptionError(f"--budget {text} is outside (0, 1]", fix=example)
+    return share
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Complain about a path before the work, not after it."""
+    if path.is_dir():
+        raise OptionError(f"{option} {path} is a directory", fix=f"name a file: {option} {path / 'graph.svg'}")
+    if not path.parent.is_dir():
+        raise OptionError(f"{option} {path}: there is no directory {path.parent}", fix="create it, or write elsewhere")

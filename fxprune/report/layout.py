@@ -1,0 +1,178 @@
+"""Where the nodes of a layer graph go on paper: ranks from top to bottom, few crossings, straight lines.
+
+Edges that skip ranks get a slot of their own in each, so that they pass beside the boxes and not through them. All
+edges of one source share these slots.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import networkx as nx
+
+Slot = str | tuple[str, int]  # a node, or the place where the edges of a node pass a rank
+Point = tuple[float, float]
+
+_BETWEEN_RANKS = 30.0
+_BETWEEN_NODES = 16.0
+_PASSAGE = 6.0
+_SWEEPS = 8
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One edge, or its part, from one rank to the next; ``arrow`` if it ends at a node."""
+
+    start: Point
+    end: Point
+    through: float  # how far it goes straight on below ``end``
+    arrow: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Centres of the nodes and the lines between them, from (0, 0) to (``width``, ``height``)."""
+
+    centres: dict[str, Point]
+    segments: tuple[Segment, ...]
+    width: float
+    height: float
+
+
+def layered(nodes: Iterable[str], edges: Iterable[tuple[str, str]], sizes: Mapping[str, Point]) -> Layout:
+    """Place nodes of the given sizes (width, height).
+
+    >>> found = layered("abc", [("a", "b"), ("b", "c"), ("a", "c")], dict.fromkeys("abc", (40.0, 20.0)))
+    >>> [round(y) for _, y in found.centres.values()], len(found.segments)
+    ([10, 60, 110], 4)
+    """
+    graph = nx.DiGraph()
+    graph.add_nodes_from(nodes)
+    graph.add_edges_from(edges)
+    ranks: list[list[Slot]] = [list(generation) for generation in nx.topological_generations(graph)]
+    links = _links(graph, ranks)
+    ranks = _ordered(ranks, links)
+    x = _columns(ranks, links, sizes)
+    left = min((x[s] - _size(s, sizes)[0] / 2 for rank in ranks for s in rank), default=0.0)
+    right = max((x[s] + _size(s, sizes)[0] / 2 for rank in ranks for s in rank), default=0.0)
+
+    y: dict[Slot, float] = {}
+    heights: dict[Slot, float] = {}
+    below = 0.0
+    for rank in ranks:
+        height = max(_size(slot, sizes)[1] for slot in rank)
+        for slot in rank:
+            y[slot] = below + height / 2
+            heights[slot] = height if isinstance(slot, tuple) else _size(slot, sizes)[1]
+        below += height + _BETWEEN_RANKS
+    segments = tuple(
+        Segment(
+            start=(x[a] - left, y[a] + heights[a] / 2),
+            end=(x[b] - left, y[b] - heights[b] / 2),
+            through=heights[b] if isinstance(b, tuple) else 0.0,
+            arrow=not isinstance(b, tuple),
+        )
+        for a, b in links
+    )
+    centres = {str(node): (x[node] - left, y[node]) for node in graph}
+    return Layout(centres, segments, right - left, max(below - _BETWEEN_RANKS, 0.0))
+
+
+def _size(slot: Slot, sizes: Mapping[str, Point]) -> Point:
+    return (_PASSAGE, 0.0) if isinstance(slot, tuple) else sizes[slot]
+
+
+def _links(graph: nx.DiGraph, ranks: list[list[Slot]]) -> list[tuple[Slot, Slot]]:
+    """Edges cut at every rank that they pass; adds the passages to ``ranks``."""
+    rank_of = {slot: number for number, rank in enumerate(ranks) for slot in rank}
+    links: list[tuple[Slot, Slot]] = []
+    for node in graph:
+        above: dict[int, Slot] = {rank_of[node]: node}
+        last = max((rank_of[target] for target in graph.successors(node)), default=0)
+        for number in range(rank_of[node] + 1, last):
+            above[number] = (node, number)
+            ranks[number].append(above[number])
+            links.append((above[number - 1], above[number]))
+        links += [(above[rank_of[target] - 1], target) for target in graph.successors(node)]
+    return links
+
+
+def _neighbours(links: list[tuple[Slot, Slot]]) -> tuple[dict[Slot, list[Slot]], dict[Slot, list[Slot]]]:
+    up: dict[Slot, list[Slot]] = {}
+    down: dict[Slot, list[Slot]] = {}
+    for a, b in links:
+        down.setdefault(a, []).append(b)
+        up.setdefault(b, []).append(a)
+    return up, down
+
+
+def _ordered(ranks: list[list[Slot]], links: list[tuple[Slot, Slot]]) -> list[list[Slot]]:
+    """Barycentre sweeps, down and up; the order with the fewest crossings wins."""
+    up, down = _neighbours(links)
+    best, fewest = ranks, _crossings(ranks, down)
+    for sweep in range(_SWEEPS):
+        if not fewest:
+            break
+        downwards = sweep % 2 == 0
+        near = up if downwards else down
+        ranks = [list(rank) for rank in ranks]
+        position = {slot: float(place) for rank in ranks for place, slot in enumerate(rank)}
+        for rank in ranks if downwards else reversed(ranks):
+            wish = {slot: _mean([position[n] for n in near.get(slot, ())], position[slot]) for slot in rank}
+            rank.sort(key=wish.__getitem__)
+            position.update((slot, float(place)) for place, slot in enumerate(rank))
+        crossings = _crossings(ranks, down)
+        if crossings < fewest:
+            best, fewest = ranks, crossings
+    return best
+
+
+def _crossings(ranks: list[list[Slot]], down: dict[Slot, list[Slot]]) -> int:
+    position = {slot: place for rank in ranks for place, slot in enumerate(rank)}
+    count = 0
+    for rank in ranks:
+        ends: list[int] = []
+        for slot in rank:
+            targets = [position[target] for target in down.get(slot, ())]
+            count += sum(len(ends) - bisect_right(ends, target) for target in targets)
+            for target in targets:
+                insort(ends, target)
+    return count
+
+
+def _columns(ranks: list[list[Slot]], links: list[tuple[Slot, Slot]], sizes: Mapping[str, Point]) -> dict[Slot, float]:
+    """Every slot as near to the middle of its neighbours as its rank's order allows."""
+    up, down = _neighbours(links)
+    x: dict[Slot, float] = {}
+    for rank in ranks:
+        for slot, place in zip(rank, _fitted([0.0] * len(rank), rank, sizes), strict=True):
+            x[slot] = place
+    for sweep in range(2 * _SWEEPS):
+        near = up if sweep % 2 == 0 else down
+        for rank in ranks if sweep % 2 == 0 else reversed(ranks):
+            wishes = [_mean([x[n] for n in near.get(slot, ())], x[slot]) for slot in rank]
+            x.update(zip(rank, _fitted(wishes, rank, sizes), strict=True))
+    return x
+
+
+def _fitted(wishes: list[float], rank: list[Slot], sizes: Mapping[str, Point]) -> list[float]:
+    """The places nearest to ``wishes`` (least squares) at which the slots of a rank do not overlap."""
+    offsets = [0.0]
+    for a, b in pairwise(rank):
+        offsets.append(offsets[-1] + (_size(a, sizes)[0] + _size(b, sizes)[0]) / 2 + _BETWEEN_NODES)
+    pools: list[tuple[float, int]] = []  # mean and size of neighbours that touch
+    for wish, offset in zip(wishes, offsets, strict=True):
+        mean, size = wish - offset, 1
+        while pools and pools[-1][0] >= mean:
+            other, count = pools.pop()
+            mean, size = (mean * size + other * count) / (size + count), size + count
+        pools.append((mean, size))
+    places = [mean for mean, size in pools for _ in range(size)]
+    return [place + offset for place, offset in zip(places, offsets, strict=True)]
+
+
+def _mean(values: list[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
