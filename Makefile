@@ -39,7 +39,7 @@ bench: $(STAMP)  ## Measure analysis time
 	$(BIN)/python benchmarks/analysis_time.py
 
 demo: $(STAMP)  ## Inspect a ResNet-18
-	$(BIN)/fxprune inspect torchvision.models:resnet18 --input 1x3x224x224
+	$(BIN)/fxprune inspect torchvision.models:resnet18 --input 1x3x224x224 --preload benchmarks/torchvision_ops.py
 
 docs:  ## Say where the documentation is
 	@echo "The documentation is Markdown, in docs/."

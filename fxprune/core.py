@@ -22,12 +22,15 @@ class Specialisation:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A submodule kept as one opaque call because its Python code could not be traced."""
+    """A submodule kept as one opaque call, because its Python code could not be traced or the user asked for it."""
 
     path: str
     type: str
     reason: str
     source: str | None
+    volume: int = 0  # of the convolutions inside, which are counted but never pruned
+    flops: int = 0
+    params: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Trace:
     root: nn.Module
     specialisations: tuple[Specialisation, ...] = ()
     leaves: tuple[Leaf, ...] = ()
-    example: tuple[tuple[Any, ...], dict[str, Any]] = field(default=((), {}), repr=False)
+    example: tuple[tuple[Any, ...], dict[str, Any]] = field(default=((), {}), repr=False)  # without data
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,8 @@ class FreezeInfo:
     why: str
     source: str | None
     layers: tuple[str, ...]
-    volume_share: float
+    volume_share: float  # of the layers that it keeps, alone or with other ops
+    alone_share: float  # of those that nothing else keeps: what freeing this op would free
     remedy: str
 
 
@@ -178,8 +179,24 @@ def _freezes(analysis: Analysis, layers: tuple[LayerInfo, ...]) -> tuple[FreezeI
     shares = {layer.name: layer.volume_share for layer in layers}
     found = []
     for freeze in analysis.channels.freezes:
-        names = tuple(layer.name for layer in analysis.layers if layer.freeze is freeze)
-        remedy = "add a rule for it (docs: add an op rule), or keep its input apart from what should be pruned"
-        share = sum(shares[name] for name in names)
-        found.append(FreezeInfo(freeze.node, freeze.op, freeze.why, freeze.source, names, share, remedy))
+        kept = [layer for layer in analysis.layers if freeze in layer.freezes]
+        alone = [layer for layer in kept if len(layer.freezes) == 1]
+        leaf = freeze.why.startswith("not looked into")
+        remedy = (
+            "rewrite what its reason names so that it can be traced"
+            if leaf
+            else "register a rule for it with @fxprune.rules.rule, or keep its input apart from what should be pruned"
+        )
+        found.append(
+            FreezeInfo(
+                node=freeze.node,
+                op=freeze.op,
+                why=freeze.why,
+                source=freeze.source,
+                layers=tuple(layer.name for layer in kept),
+                volume_share=float(sum(shares[layer.name] for layer in kept)),
+                alone_share=float(sum(shares[layer.name] for layer in alone)),
+                remedy=remedy,
+            )
+        )
     return tuple(sorted(found, key=lambda freeze: -freeze.volume_share))

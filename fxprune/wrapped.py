@@ -40,14 +40,18 @@ class Wrapped(fx.GraphModule):
         super().__init__(root, graph, type(model).__name__)
         _keep_unread(root, self)
         self.train(model.training)
-        hidden = {"analysis": analysis, "target": target, "options": options, "_model": root, "_fxprune_wrapped": True}
+        hidden = {"_analysis": analysis, "target": target, "options": options, "_model": root, "_fxprune_wrapped": True}
         for name, value in hidden.items():
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "_sized", not options["guessed"])
+        if options["guessed"]:
+            self._first_forward = self.register_forward_pre_hook(Wrapped._measure, with_kwargs=True)
         self._gates = Gates(
             self.bank, {layer.name: (layer.start, layer.variables) for layer in analysis.layers if layer.gated}
         )
 
-    analysis: Analysis
+    _analysis: Analysis
+    _sized: bool
     target: Target
     options: dict[str, Any]
     _model: nn.Module
@@ -63,6 +67,26 @@ class Wrapped(fx.GraphModule):
     def gates(self) -> Gates:
         """Layer name -> gate, in the order of the network."""
         return self._gates
+
+    @property
+    def analysis(self) -> Analysis:
+        """What is known about the network; areas, and so costs, only once it has seen an input."""
+        if not self._sized:
+            raise OptionError(
+                "the areas of the feature maps are not known yet",
+                fix="run one batch through the network, or give wrap() example_inputs",
+            )
+        return self._analysis
+
+    def _measure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The first forward pass of a network that was wrapped without an example: read the areas off its input."""
+        self._first_forward.remove()
+        seen = analyse(self.unwrap(), kwargs or args, ignore=self.options["ignore"], leaf=self.options["leaf"])
+        if seen.channels.table.size != self._analysis.channels.table.size:
+            raise OptionError("this input takes another way through the model", fix="give wrap() example_inputs")
+        object.__setattr__(self, "_analysis", seen)
+        object.__setattr__(self, "_sized", True)
+        self.options["guessed"] = False
 
     # ------------------------------------------------------------ deciding who lives
 
@@ -161,7 +185,7 @@ class Wrapped(fx.GraphModule):
         return model
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
-        made = Wrapped(self.unwrap(), self.analysis, self.target, self.options)
+        made = Wrapped(self.unwrap(), self._analysis, self.target, dict(self.options))
         made.load_state_dict(self.state_dict())
         for name, parameter in self.named_parameters():
             made.get_parameter(name).requires_grad_(parameter.requires_grad)
@@ -169,7 +193,7 @@ class Wrapped(fx.GraphModule):
         return made
 
     def __reduce__(self) -> Any:
-        args, kwargs = self.analysis.channels.trace.example
+        args, kwargs = self._analysis.channels.trace.example
         return _rebuild, (self.unwrap(), args, kwargs, self.target, self.options, self.state_dict())
 
 
@@ -195,7 +219,8 @@ def compile_wrapped(wrapped: Wrapped, *, dense: bool = False) -> tuple[fx.GraphM
 
 
 def _rebuild(model: nn.Module, args: Any, kwargs: Any, target: Target, options: dict[str, Any], state: Any) -> Wrapped:
-    analysis = analyse(model, kwargs or args, ignore=options["ignore"], leaf=options["leaf"])
+    example = None if options["guessed"] else kwargs or args
+    analysis = analyse(model, example, ignore=options["ignore"], leaf=options["leaf"])
     made = Wrapped(model, analysis, target, options)
     made.load_state_dict(state)
     return made

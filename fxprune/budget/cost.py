@@ -44,7 +44,9 @@ class CostModel:
 
     def __init__(self, channels: Channels, fixed_params: int) -> None:
         self.table: IdTable = channels.table
-        self.fixed_params = fixed_params
+        leaves = channels.trace.leaves  # counted, never pruned
+        self.fixed = tuple(sum(getattr(leaf, metric) for leaf in leaves) for metric in METRICS)
+        self.fixed_params = fixed_params - self.fixed[2]
         self.roots = torch.from_numpy(
             np.unique(np.concatenate([*channels.outputs, *(f.ids for f in channels.freezes)]))
         )
@@ -77,7 +79,8 @@ class CostModel:
     def of_ids(self, present: torch.Tensor) -> Cost:
         """Costs of a network that computes each id with the given probability."""
         zero = present.new_zeros(())
-        volume, flops, params, other_flops, other_params = zero, zero, zero, zero, zero
+        volume, flops, params = (zero + fixed for fixed in self.fixed)
+        other_flops, other_params = zero, zero
         for calls, ids, inputs in self.layers:
             rows_of, columns_of = _union([present[i] for i in ids]), _union([present[i] for i in inputs])
             rows = rows_of.sum()

@@ -22,6 +22,7 @@ from fxprune.passes.gates import Layer, gate_count, place_gates
 from fxprune.passes.graph import layer_graph
 from fxprune.passes.guards import Guard, keep_alive, spine
 from fxprune.tracing import trace
+from fxprune.tracing.guess import trace_without_example
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +58,11 @@ class Analysis:
 def analyse(
     model: nn.Module, example: Any, *, ignore: tuple[str, ...] = (), leaf: tuple[str | type, ...] = ()
 ) -> Analysis:
-    """Trace ``model`` for ``example`` and find out what can be pruned."""
+    """Trace ``model`` and find out what can be pruned; without an example everything but the areas is known."""
     check_model(model)
-    channels = relate(trace(model, example, leaf=_leaf_test(model, leaf)))
+    is_leaf = _leaf_test(model, leaf)
+    traced = trace_without_example(model, leaf=is_leaf) if example is None else trace(model, example, leaf=is_leaf)
+    channels = relate(traced)
     layers = place_gates(channels, ignore)
     sliced = {mixer.name: mixer for mixer in channels.mixers}
     counted = sum(mixer.ids.size * (mixer.inputs.shape[1] * mixer.kernel + mixer.bias) for mixer in sliced.values())

@@ -65,6 +65,9 @@ def _relate_node(
             notes.masks.append(node)
         return tree_map(_masked, answer)
     why = "no rule for this op" if rule is None else "this use of the op needs every channel"
+    leaf = next((leaf for leaf in trace.leaves if node.op == "call_module" and leaf.path == node.target), None)
+    if leaf is not None:
+        why = f"not looked into: {leaf.reason}"
     ids = np.unique(np.concatenate([flow.ids.reshape(-1) for flow in inputs]))
     freezes.append(Freeze(node.name, op_name(node, module), node.meta["source"], why, ids))
     return constant_flow(node.meta["value"])

@@ -12,6 +12,8 @@ from fxprune.errors import OptionError
 from fxprune.passes.analysis import Analysis
 from fxprune.passes.gates import Layer
 
+ENOUGH = 0.999  # of the budget
+
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
@@ -99,7 +101,7 @@ class _Search:
         allowed = np.zeros(self.scores.size, dtype=bool)
         allowed[order] = True
         blocked: set[str] = set()
-        while self.used(opened) < 1:
+        while self.used(opened) < ENOUGH:
             candidates = self._candidates(opened, allowed, blocked)
             if not candidates:
                 return opened

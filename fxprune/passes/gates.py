@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
+import numpy.typing as npt
 
 from fxprune.core import Channels, Freeze, Mixer
 from fxprune.errors import ModelError, OptionError
 from fxprune.ids import ONE, Ids, Join, Mix
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +26,7 @@ class Layer:
     grain: str  # "channel", "group", "group norm" or "" without a gate
     rows: Ids  # the gate variable of each channel, counted from ``start``
     why: str = ""  # why there is no gate
-    freeze: Freeze | None = None
+    freezes: tuple[Freeze, ...] = ()  # every op that keeps its channels
 
     @property
     def gated(self) -> bool:
@@ -59,15 +62,14 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
     start = 0
     for name, mixers in calls.items():
         ids = np.concatenate([mixer.ids.reshape(-1) for mixer in mixers])
-        stopped = frozen[ids]
-        why, freeze = "", None
+        stopped = frozen[ids].any(0)
+        why, freezes = "", tuple(freeze for freeze, stops in zip(channels.freezes, stopped, strict=True) if stops)
         if mixers[0].is_depthwise:
             why = "depthwise: dies with its input channel"
         elif any(fnmatchcase(name, pattern) for pattern in ignore):
             why = "ignored on request"
-        elif (stopped >= 0).any():
-            freeze = channels.freezes[int(stopped.max())]
-            why = f"frozen by {freeze.op}: {freeze.why}"
+        elif freezes:
+            why = f"frozen by {freezes[0].op}: {freezes[0].why}"
         elif written[ids].any():
             why = "writes a model output"
         elif scaling[ids].all():
@@ -77,7 +79,7 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
         for mixer in mixers:
             if count:
                 blocks[int(mixer.ids.flat[0])].gate = (variable + start).reshape(mixer.ids.shape)
-        layers.append(Layer(name, tuple(mixers), start, count, grain, variable, why, freeze))
+        layers.append(Layer(name, tuple(mixers), start, count, grain, variable, why, freezes))
         start += count
     return tuple(layers)
 
@@ -94,21 +96,25 @@ def _grain(channels: Channels, mixers: list[Mixer]) -> tuple[Ids, str]:
     return np.arange(rows), "channel"
 
 
-def _frozen(channels: Channels) -> Ids:
-    """Per id, the index of the freeze that keeps it, or -1: backwards through joins, up to the rows that write it."""
-    index = np.full(channels.table.size, -1, dtype=np.int64)
+def _frozen(channels: Channels) -> Bools:
+    """Which freeze keeps which id (ids x freezes): backwards through joins, up to the rows that write it."""
+    kept = np.zeros((channels.table.size, len(channels.freezes)), dtype=bool)
+    if not channels.freezes:
+        return kept
     for number, freeze in enumerate(channels.freezes):
-        index[freeze.ids] = number
+        kept[freeze.ids, number] = True
     for block in reversed(channels.table.blocks):
+        if not kept[block.out].any():
+            continue
         if isinstance(block, Join):
             for operand in block.operands:
-                np.maximum.at(index, operand, index[block.out])
+                np.logical_or.at(kept, operand, kept[block.out])
         elif block.inputs.shape[1] == 1:  # a depthwise row lives exactly as long as its only input
-            np.maximum.at(index, block.inputs[:, 0], index[block.out].max(1))
-    return index
+            np.logical_or.at(kept, block.inputs[:, 0], kept[block.out].any(1))
+    return kept
 
 
-def _written_alone(channels: Channels) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _written_alone(channels: Channels) -> Bools:
     """Ids that a model output shows as they are: nothing prunable is added to them on the way."""
     alone = np.zeros(channels.table.size, dtype=bool)
     for ids in channels.outputs:
@@ -122,7 +128,7 @@ def _written_alone(channels: Channels) -> np.ndarray[tuple[int], np.dtype[np.boo
     return alone
 
 
-def _only_scale(channels: Channels) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _only_scale(channels: Channels) -> Bools:
     """Ids that are only ever used to scale others: the logits of squeeze-and-excite, of attention maps, of GLU."""
     uses = np.zeros(channels.table.size, dtype=np.int64)
     scales = np.zeros(channels.table.size, dtype=np.int64)
@@ -133,7 +139,7 @@ def _only_scale(channels: Channels) -> np.ndarray[tuple[int], np.dtype[np.bool_]
                 np.add.at(scales, operand, 1)
     for ids in channels.outputs:
         np.add.at(uses, ids, 1)
-    only: np.ndarray[tuple[int], np.dtype[np.bool_]] = (uses > 0) & (uses == scales)
+    only: Bools = (uses > 0) & (uses == scales)
     return only
 
 

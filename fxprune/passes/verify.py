@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -18,11 +17,12 @@ def verify(
     hardened: nn.Module, slim: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[float, list[int]]:
     """The largest relative difference found and the batch sizes tried; raises if it is above the tolerance."""
-    one, other = (copy.deepcopy(net).double().eval() for net in (hardened, slim))
+    one, other = hardened.eval(), slim.eval()
+    device = next((parameter.device for parameter in one.parameters()), torch.device("cpu"))
     worst, tried = 0.0, []
     first = _batch(args, kwargs)
     for size in dict.fromkeys((first, first + 1)):
-        example = tree_map(lambda leaf, size=size: _resized(leaf, first, size), (args, kwargs))
+        example = tree_map(lambda leaf, size=size: _resized(leaf, first, size, device), (args, kwargs))
         try:
             with torch.no_grad():
                 expected = _tensors(one(*example[0], **example[1]))
@@ -47,7 +47,7 @@ def _batch(args: Any, kwargs: Any) -> int:
     return int(sizes[0]) if sizes else 1
 
 
-def _resized(leaf: Any, first: int, size: int) -> Any:
+def _resized(leaf: Any, first: int, size: int, device: torch.device) -> Any:
     """Noise in the example's place (an example of zeros proves nothing), with ``size`` samples."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -57,7 +57,7 @@ def _resized(leaf: Any, first: int, size: int) -> Any:
     if not leaf.is_floating_point():
         return leaf.new_zeros(shape) if shape != list(leaf.shape) else leaf
     generator = torch.Generator().manual_seed(size)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(leaf.device)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> float:

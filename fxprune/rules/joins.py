@@ -155,41 +155,41 @@ def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tens
     if new.size == 0 and both_ways.size == wide.size:
         slim.count("plain")
         return Piece(graph.call_function(operator.add, (one.node, slim.select(other, axis, wide, value))), axis, wide)
-    base = one.node
-    if new.size:
-        base = graph.call_function(torch.cat, ([one.node, slim.select(other, axis, new, value)], axis))
+    fresh = [slim.select(other, axis, new, value)] if new.size else []
     positions = np.concatenate([wide, new])
     if both_ways.size == 0:
         slim.count("concat")
-        return Piece(base, axis, positions)
+        return Piece(graph.call_function(torch.cat, ([one.node, *fresh], axis)), axis, positions)
     where = np.full(size, -1, dtype=np.int64)
-    where[positions] = np.arange(positions.size)
+    where[wide] = np.arange(wide.size)
     index = np.sort(where[both_ways])
-    part = slim.select(other, axis, positions[index], value)
+    part = slim.select(other, axis, wide[index], value)
     runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1)
     if len(runs) <= MOST_PIECES:
         slim.count("slice")
-        return Piece(_slice_add(graph, base, part, runs, axis, positions.size), axis, positions)
-    slim.count("scatter")
-    at = slim.buffer("index", torch.from_numpy(index))
-    return Piece(graph.call_method("index_add", (base, axis, at, part)), axis, positions)
+        parts = [*_slice_add(graph, one.node, part, runs, axis, wide.size), *fresh]
+    else:
+        slim.count("scatter")
+        at = slim.buffer("index", torch.from_numpy(index))
+        parts = [graph.call_method("index_add", (one.node, axis, at, part)), *fresh]
+    return Piece(graph.call_function(torch.cat, (parts, axis)) if len(parts) > 1 else parts[0], axis, positions)
 
 
-def _slice_add(graph: fx.Graph, base: fx.Node, part: fx.Node, runs: list[Ids], axis: int, size: int) -> fx.Node:
-    """``part`` added to contiguous runs of ``base``, the rest passed on: one concatenation writes the result."""
+def _slice_add(graph: fx.Graph, base: fx.Node, part: fx.Node, runs: list[Ids], axis: int, size: int) -> list[fx.Node]:
+    """``base`` in pieces, ``part`` added to contiguous runs of it: one concatenation will write the result."""
     pieces: list[fx.Node] = []
     done = taken = 0
     for run in runs:
         start, count = int(run[0]), int(run.size)
         if start > done:
             pieces.append(graph.call_method("narrow", (base, axis, done, start - done)))
-        under = graph.call_method("narrow", (base, axis, start, count))
+        under = graph.call_method("narrow", (base, axis, start, count)) if count < size else base
         over = part if len(runs) == 1 else graph.call_method("narrow", (part, axis, taken, count))
         pieces.append(graph.call_function(operator.add, (under, over)))
         done, taken = start + count, taken + count
     if done < size:
         pieces.append(graph.call_method("narrow", (base, axis, done, size - done)))
-    return graph.call_function(torch.cat, (pieces, axis))
+    return pieces
 
 
 @multiply.emitter

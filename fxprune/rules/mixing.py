@@ -24,7 +24,8 @@ def _owner(op: Op, weight: Any) -> str:
         return str(op.node.target)
     while isinstance(weight, fx.Node) and weight.op != "get_attr":  # a weight computed from a parameter
         weight = next((node for node in weight.all_input_nodes if node.op != "placeholder"), None)
-    return str(weight.target).removesuffix(".weight") if isinstance(weight, fx.Node) else op.node.name
+    path = str(weight.target) if isinstance(weight, fx.Node) else ""
+    return op.node.name if path in ("", "weight") else path.removesuffix(".weight")
 
 
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Trace
 from fxprune.errors import InputError, TraceError
@@ -26,25 +26,31 @@ def example_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def trace(
-    model: nn.Module, example: Any, *, leaf: Callable[[str, nn.Module], bool] = lambda path, module: False
+    model: nn.Module,
+    example: Any,
+    *,
+    leaf: Callable[[str, nn.Module], bool] = lambda path, module: False,
+    device: torch.device | None = None,
 ) -> Trace:
     """Trace a copy of ``model`` in eval mode for ``example``; the model itself is not touched.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
     >>> traced = trace(net, torch.zeros(1, 3, 8, 8))
     >>> [node.name for node in traced.graph.nodes]
-    ['input', '_0', '_1', '_2', '_3', 'output']
+    ['input_1', '_0', '_1', '_2', '_3', 'output']
     """
     args, kwargs = example_arguments(example)
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-    device = tensors[0].device if tensors else torch.device("cpu")
     root = meta_copy(model)
-    tracer = Tracer(model, device, leaf)
+    tracer = Tracer(model, device or (tensors[0].device if tensors else torch.device("cpu")), leaf)
     try:
         graph = tracer.trace_example(root, args, kwargs)
     except Exception as error:
         raise _explained(model, args, kwargs, error) from error
-    return Trace(graph, root, tuple(tracer.specialisations), tuple(tracer.leaves), (args, kwargs))
+    seen = tree_map(
+        lambda t: t.to("meta") if isinstance(t, torch.Tensor) and t.is_floating_point() else t, (args, kwargs)
+    )
+    return Trace(graph, root, tuple(tracer.specialisations), tuple(tracer.leaves), seen)
 
 
 def real_root(traced: Trace, model: nn.Module) -> nn.Module:
@@ -70,6 +76,8 @@ def graph_module(traced: Trace, model: nn.Module) -> fx.GraphModule:
 
 def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Exception:
     """Does the model reject the example by itself, or is it only that it cannot be traced?"""
+    if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_flatten((args, kwargs))[0]):
+        return TraceError(f"the model cannot be traced: {_one_line(error)}", where=_error_line(error))
     clone = copy.deepcopy(model).eval()
     try:
         with torch.no_grad():

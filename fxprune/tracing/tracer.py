@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Leaf, Specialisation
 from fxprune.tracing.inplace import functional_form, overlapping
 from fxprune.tracing.proxy import ShapeProxy
-from fxprune.tracing.values import Values, to_meta
+from fxprune.tracing.values import Values, conv_cost, to_meta
 
 
 class Untraceable(Exception):
@@ -265,7 +265,10 @@ class Tracer(fx.Tracer):
             return forward(*args, **kwargs)
         path = self._path(m)
         if self.is_leaf_module(m, path):
-            return self.create_proxy("call_module", path, args, kwargs)
+            made = self.create_proxy("call_module", path, args, kwargs)
+            if self.is_user_leaf(path, m):
+                self._note_leaf(m, path, args, kwargs, "kept as a leaf on request", None)
+            return made
         scope, self.scope = self.scope, fx.proxy.Scope(path, type(m))
         m.__dict__["training"] = self._flag(path)
 
@@ -273,7 +276,7 @@ class Tracer(fx.Tracer):
             m.__dict__["training"] = False
             leaf = super(Tracer, self).create_proxy("call_module", path, args, kwargs)
             if error is not None:
-                self.leaves.append(Leaf(path, type(m).__name__, _one_line(error), _error_line(error)))
+                self._note_leaf(m, path, args, kwargs, _one_line(error), _error_line(error))
             return leaf
 
         try:
@@ -281,6 +284,15 @@ class Tracer(fx.Tracer):
         finally:
             m.__dict__["training"] = False
             self.scope = scope
+
+    def _note_leaf(self, m: nn.Module, path: str, args: Any, kwargs: Any, reason: str, source: str | None) -> None:
+        values = tree_map(lambda leaf: leaf.value if type(leaf) is ShapeProxy else leaf, (args, kwargs))
+        self.paused = True
+        try:
+            cost = conv_cost(m, self.real.get_submodule(path), *values)
+        finally:
+            self.paused = False
+        self.leaves.append(Leaf(path, type(m).__name__, reason, source, *cost))
 
     def _inlined(
         self, call: Callable[..., Any], opaque: Callable[[Exception | None], Any], args: Any, kwargs: Any
@@ -386,17 +398,18 @@ def _is_user_function(target: Any) -> bool:
     return isinstance(target, types.FunctionType) and not (target.__module__ or "").startswith(("torch.", "math"))
 
 
-_LIBRARY = (str(torch.__path__[0]) + "/", __file__.rsplit("tracer.py", 1)[0])
+_PACKAGE = __file__.rsplit("tracing", 1)[0]
+_LIBRARY = (str(torch.__path__[0]) + "/", _PACKAGE + "tracing")
 
 
 def _user_line() -> str | None:
     """``file:line`` of the innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARY) and not name.startswith("<"):
-            return f"{name}:{frame.f_lineno}" if frame.f_code.co_name != "trace" else None
-        frame = frame.f_back  # type: ignore[assignment]
+        if not name.startswith((*_LIBRARY, "<")):
+            return None if name.startswith(_PACKAGE) else f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -107,3 +108,33 @@ def _attribute(root: nn.Module, path: str) -> Any:
     for atom in path.split("."):
         found = getattr(found, atom)
     return found
+
+
+def conv_cost(
+    module: nn.Module, real: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, int, int]:
+    """Volume, FLOPs and parameters of the convolutions inside a module, for the shapes of this call."""
+    total = [0, 0, 0]
+
+    def count(conv: nn.Module, given: Any, out: Any) -> None:
+        assert isinstance(conv, nn.modules.conv._ConvNd)
+        rank = len(conv.kernel_size)
+        sites = math.prod((given[0] if conv.transposed else out).shape[-rank:])
+        total[0] += conv.out_channels * math.prod(out.shape[-rank:])
+        total[1] += 2 * conv.weight.numel() * sites
+        total[2] += sum(parameter.numel() for parameter in conv.parameters())
+
+    for candidate, example in ((module, to_meta), (real, _made_up)):  # data-dependent code does not run on meta tensors
+        total[:] = [0, 0, 0]
+        convs = [conv for conv in candidate.modules() if isinstance(conv, nn.modules.conv._ConvNd)]
+        hooks = [conv.register_forward_hook(count) for conv in convs]
+        try:
+            with torch.no_grad():
+                candidate(*example(args), **example(kwargs))
+            break
+        except (NotImplementedError, RuntimeError):
+            continue
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return total[0], total[1], total[2]
