@@ -42,6 +42,7 @@ class Trace:
 
     graph: fx.Graph
     root: nn.Module
+    model: nn.Module = field(repr=False)  # the user's, for the values of constants
     specialisations: tuple[Specialisation, ...] = ()
     leaves: tuple[Leaf, ...] = ()
     example: tuple[tuple[Any, ...], dict[str, Any]] = field(default=((), {}), repr=False)  # without data

@@ -11,13 +11,14 @@ from torch import fx
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Channels, Freeze, Trace
-from fxprune.ids import Ids, IdTable
+from fxprune.ids import ONE, Ids, IdTable
 from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
+from fxprune.tracing.values import Values
 
 
 def relate(trace: Trace) -> Channels:
     """Follow the channels of a traced model through every op."""
-    table, notes = IdTable(), Notes()
+    table, notes = IdTable(), Notes(constants=Values(trace.root, trace.model, torch.device("cpu")))
     flows: dict[fx.Node, Any] = {}
     constants: set[fx.Node] = set()
     freezes: list[Freeze] = []
@@ -27,9 +28,7 @@ def relate(trace: Trace) -> Channels:
             flows[node] = constant_flow(node.meta["value"])
         elif node.op == "output":
             outputs = [flow.ids.reshape(-1) for flow in _flows_of(node, flows)]
-        elif node.op == "get_attr" or (
-            node.op != "call_module" and all(n in constants for n in node.all_input_nodes) and _is_pure(node)
-        ):
+        elif node.op == "get_attr" or (_is_pure(node) and all(n in constants for n in node.all_input_nodes)):
             constants.add(node)
         else:
             flows[node] = _relate_node(node, trace, table, flows, notes, freezes)
@@ -64,6 +63,8 @@ def _relate_node(
         if any(not flow.clean for flow in tree_flatten(answer)[0] if isinstance(flow, Flow)):
             notes.masks.append(node)
         return tree_map(_masked, answer)
+    if all(bool((flow.ids == ONE).all()) for flow in inputs):
+        return constant_flow(node.meta["value"])
     why = "no rule for this op" if rule is None else "this use of the op needs every channel"
     leaf = next((leaf for leaf in trace.leaves if node.op == "call_module" and leaf.path == node.target), None)
     if leaf is not None:

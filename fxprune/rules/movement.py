@@ -18,12 +18,13 @@ _METHODS = (
     "moveaxis", "t", "squeeze", "unsqueeze", "expand", "repeat", "tile", "repeat_interleave", "narrow", "select",
     "unfold",
     "chunk", "split", "tensor_split", "split_with_sizes", "unbind", "hsplit", "vsplit", "roll", "flip", "rot90",
-    "diagonal",
+    "diagonal", "index_select",
 )  # fmt: skip
 _FUNCTIONS = (
     "reshape", "flatten", "unflatten", "ravel", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis",
     "t", "squeeze", "unsqueeze", "broadcast_to", "tile", "repeat_interleave", "narrow", "select", "chunk", "split",
     "tensor_split", "unbind", "hsplit", "vsplit", "roll", "flip", "rot90", "diagonal",
+    "index_select",
 )  # fmt: skip
 
 
@@ -41,19 +42,25 @@ def move(op: Op) -> Any:
 
 
 @rule(torch.hstack, torch.vstack, torch.dstack, torch.select_scatter, torch.slice_scatter)
-def put_together(op: Op) -> Flow:
+def put_together(op: Op) -> Flow | None:
+    if isinstance(op.raw(0, "tensors"), fx.Node) and not isinstance(op.value(0, "tensors"), torch.Tensor):
+        return None  # one node that stands for several tensors
     return Flow(compress(run_on_ids(op)), scaler=_scales(op))
 
 
 @rule(torch.stack)
-def stack(op: Op) -> Flow:
+def stack(op: Op) -> Flow | None:
+    if isinstance(op.raw(0, "tensors"), fx.Node):
+        return None
     return Flow(compress(run_on_ids(op)), scaler=_scales(op))
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
-def cat(op: Op) -> Flow:
+def cat(op: Op) -> Flow | None:
     """Along the channels; along another axis ids simply come to vary there."""
     tensors = op.raw(0, "tensors")
+    if isinstance(tensors, fx.Node):
+        return None
     dim = op.get("dim", 1, 0)
     values = [node.meta["value"] for node in tensors]
     axis = int(dim) % op.out.ndim
@@ -72,15 +79,12 @@ def cat(op: Op) -> Flow:
 
 @rule(operator.getitem, lazy=True)
 def getitem(op: Op) -> Any:
-    source, index = op.node.args[0], op.args[1]
+    source, index = op.node.args[0], op.known(op.node.args[1])
     owner = op.flows.get(source)  # type: ignore[arg-type]
     if isinstance(owner, (tuple, dict)):
         return owner[index] if not isinstance(index, slice) else tuple(owner[index])
     if not isinstance(owner, Flow):
         return None
-    entries = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(entry, torch.Tensor) for entry in entries):
-        return None  # the positions depend on data
     return Flow(compress(expanded(op, source)[index]), scaler=owner.scaler)  # type: ignore[arg-type]
 
 
@@ -89,6 +93,8 @@ def run_on_ids(op: Op) -> Any:
 
     def ids_of(node: fx.Node) -> Any:
         value = node.meta["value"]
+        if node is op.raw(2, "index") and isinstance(value, torch.Tensor):  # of index_select
+            return op.known(node)
         return expanded(op, node) if isinstance(value, torch.Tensor) else value
 
     args, kwargs = fx.node.map_arg(op.node.args, ids_of), fx.node.map_arg(op.node.kwargs, ids_of)

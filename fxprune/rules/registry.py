@@ -25,6 +25,7 @@ from torch import fx, nn
 from fxprune.core import Affine, Mixer
 from fxprune.errors import RuleError
 from fxprune.ids import ONE, Ids, IdTable
+from fxprune.tracing.values import Values
 
 if TYPE_CHECKING:
     from fxprune.rules.slim import Piece, Slim
@@ -103,6 +104,19 @@ class Op:
             raise NoChannels(f"{self.node.name}: argument {position} carries no channels")
         return found
 
+    def known(self, argument: Any) -> Any:
+        """An argument with every constant tensor replaced by its value; raises where one depends on the input."""
+
+        def value(node: fx.Node) -> Any:
+            if self.find(node) is not None or not isinstance(node.meta["value"], torch.Tensor):
+                return node.meta["value"]
+            try:
+                return self.notes.constants.constant(node)
+            except ValueError:
+                raise NoChannels(f"{self.node.name}: the positions depend on data") from None
+
+        return fx.node.map_arg(argument, value)
+
     def find(self, argument: Any) -> Flow | None:
         found = self.flows.get(argument) if isinstance(argument, fx.Node) else None
         return found if isinstance(found, Flow) else None
@@ -117,6 +131,7 @@ class Op:
 class Notes:
     """What rules write down for the passes after them."""
 
+    constants: Values
     mixers: list[Mixer] = field(default_factory=list)
     affines: list[Affine] = field(default_factory=list)
     anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)  # layer -> the batch norm that carries its gate

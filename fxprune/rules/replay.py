@@ -145,9 +145,9 @@ def _run(
     current: Any = value
     for step in steps:
         arguments = (sizes or {}).get(step)
-        rest = fx.node.map_arg(step.args[1:], lambda n: n.meta["value"]) if arguments is None else arguments
+        rest = fx.node.map_arg(step.args[1:], slim.known) if arguments is None else arguments
         given = {key: entry for key, entry in step.kwargs.items() if key != "input"}
-        kwargs = fx.node.map_arg(given, lambda n: n.meta["value"])
+        kwargs = fx.node.map_arg(given, slim.known)
         if step.op == "call_module":
             current = slim.channels.trace.root.get_submodule(str(step.target))(current)
         elif step.op == "call_method":

@@ -180,6 +180,11 @@ class Slim:
         name = str(node.target) if node.op == "get_attr" else node.name
         return self.attribute(name, value.detach().clone(), trainable=self._trainable(node))
 
+    def known(self, node: fx.Node) -> Any:
+        """The example's size, or the value of an index that the model holds."""
+        value = node.meta["value"]
+        return self.constants.constant(node) if isinstance(value, torch.Tensor) else value
+
     def training_flag(self, path: str) -> fx.Node:
         """``self.training`` passed to a function."""
         owner, _, _ = path.rpartition(".")

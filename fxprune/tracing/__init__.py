@@ -50,7 +50,7 @@ def trace(
     seen = tree_map(
         lambda t: t.to("meta") if isinstance(t, torch.Tensor) and t.is_floating_point() else t, (args, kwargs)
     )
-    return Trace(graph, root, tuple(tracer.specialisations), tuple(tracer.leaves), seen)
+    return Trace(graph, root, model, tuple(tracer.specialisations), tuple(tracer.leaves), seen)
 
 
 def real_root(traced: Trace, model: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ from torch import fx
 
 if TYPE_CHECKING:
     from fxprune.tracing.tracer import Tracer
+
+
+_TORCH = str(torch.__path__[0])
 
 
 class ShapeProxy(fx.Proxy):
@@ -29,10 +33,13 @@ class ShapeProxy(fx.Proxy):
     def value(self) -> Any:
         return self.node.meta["value"]
 
-    # isinstance(x, torch.Tensor), isinstance(size, int): answered by the value, as the model's author meant it.
+    # isinstance(x, torch.Tensor), isinstance(size, int): answered by the value, as the model's author meant it. Torch's
+    # own C++ code asks the same question before it looks into memory, so only Python code that says isinstance is told.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return type(self.value)
+        asking = sys._getframe(1).f_code
+        outside = not asking.co_filename.startswith(_TORCH) or asking.co_name == "is_tensor"
+        return type(self.value) if outside and "isinstance" in asking.co_names else ShapeProxy
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.value, name)  # raises AttributeError exactly where the value would
@@ -60,7 +67,7 @@ class ShapeProxy(fx.Proxy):
     def __len__(self) -> int:
         if isinstance(self.value, torch.Tensor):
             return operator.index(self.tracer.call_method(self, "size", (0,), {}))
-        return len(self.value)
+        return self.tracer.length(self)
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.value, dict):

@@ -5,6 +5,7 @@ Whatever cannot be traced becomes a leaf: the innermost module whose Python code
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import operator
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.autograd.variable import VariableMeta
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Leaf, Specialisation
@@ -102,7 +104,7 @@ class Tracer(fx.Tracer):
         # A flag or a number given as example is a constant of the graph; another value is refused when it runs.
         self.placeholder_proxies[node] = self.proxy(node) if tensors else given
         if not tensors and not name.startswith("*"):
-            self._check(node, given, f"the model was traced with {name}={given!r}", operator.eq)
+            self._check(node, None, given, f"argument {name}")
 
     # ---------------------------------------------------------------- nodes and proxies
 
@@ -174,16 +176,20 @@ class Tracer(fx.Tracer):
         """The example's value, handed to Python; the graph checks from now on that it is still the same."""
         if isinstance(proxy.value, torch.Tensor):
             return convert(self._constant(proxy, convert.__name__))
-        value = convert(proxy.value)
-        source = _user_line()
-        kind = "branch" if convert is bool else "value"
-        self.specialisations.append(Specialisation(proxy.node.name, kind, value, source))
-        compare = operator.truth if convert is bool and value else operator.not_ if convert is bool else operator.eq
-        message = (
-            f"fxprune: the model's Python code took {value!r} here for the example; this input would take another way"
+        value, source = convert(proxy.value), _user_line()
+        self.specialisations.append(
+            Specialisation(proxy.node.name, "branch" if convert is bool else "value", value, source)
         )
-        self._check(proxy.node, value, f"{message} ({source})", compare)
+        self._check(proxy.node, convert, value, source)
         return value
+
+    def length(self, proxy: ShapeProxy) -> int:
+        """How many entries a tuple or list has: known, unless code that was not looked into made it."""
+        count = len(proxy.value)
+        node = proxy.node
+        if node.op in ("call_module", "placeholder") or (node.op == "call_function" and _is_user_function(node.target)):
+            self._check(node, len, count, _user_line())
+        return count
 
     def _constant(self, proxy: ShapeProxy, what: str) -> Any:
         try:
@@ -191,17 +197,23 @@ class Tracer(fx.Tracer):
         except ValueError:
             raise Untraceable(f"{what}() of a tensor that depends on the input") from None
 
-    def _check(self, node: fx.Node, value: Any, message: str, compare: Callable[..., Any]) -> None:
-        if (node, repr(value), compare) in self.checked:
+    def _check(self, node: fx.Node, convert: Callable[[Any], Any] | None, value: Any, source: str | None) -> None:
+        """Let the graph assert that ``convert(node)`` is still ``value``."""
+        if (node, convert, repr(value)) in self.checked:
             return
-        self.checked.add((node, repr(value), compare))
-        condition: Any = node
-        if compare is not operator.truth or not isinstance(node.meta["value"], bool):
-            operands = (node, value) if compare is operator.eq else (node,)
-            condition = self.graph.call_function(compare, operands)
-            condition.meta.update(value=True, source=node.meta["source"], module=node.meta.get("module"))
-        check = self.graph.call_function(torch._assert, (condition, message))
-        check.meta.update(value=None, source=node.meta["source"], module=node.meta.get("module"))
+        self.checked.add((node, convert, repr(value)))
+
+        def call(function: Callable[..., Any], *args: Any, result: Any) -> fx.Node:
+            made = self.graph.call_function(function, args)
+            made.meta.update(value=result, source=node.meta["source"], module=node.meta.get("module"))
+            return made
+
+        held: Any = node
+        if convert is not None and (convert is len or type(node.meta["value"]) is not type(value)):
+            held = call(convert, node, result=value)
+        same = held if value is True else call(operator.eq, held, value, result=True)
+        way = "this input would take another way through the model than the example did"
+        call(torch._assert, same, f"fxprune: {way} ({value!r} at {source or node.name})", result=None)
 
     def training_was_read(self, path: str) -> None:
         self.training_reads += 1
@@ -349,6 +361,20 @@ _FACTORIES = (
 )  # fmt: skip
 
 
+class AutogradFunction(nn.Module):
+    """A custom autograd function as a module: opaque, with its own backward."""
+
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function.apply(*args)
+
+
+_len = len
+
+
 class _recorded:
     """Functions that do not ask their arguments what they are: record them when one is a proxy.
 
@@ -357,17 +383,45 @@ class _recorded:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer, self.saved = tracer, []  # type: tuple[Tracer, list[tuple[dict[str, Any], str, Any]]]
+        self.unwrap_dead_wrappers: Callable[..., Any] = torch._functorch.utils.unwrap_dead_wrappers
         self.marked = dict(fx._symbolic_trace._wrapped_fns_to_patch)
 
     def __enter__(self) -> None:
         fx._symbolic_trace._wrapped_fns_to_patch.clear()  # fx would make them opaque; we look inside first
+        self._put(vars(builtins), "len", self._length)
+        self._put(vars(torch._functorch.utils), "unwrap_dead_wrappers", self._stored_apply)
+        VariableMeta.__call__ = lambda cls, data, *_, **__: data  # type: ignore[method-assign]
+        self.apply = torch.autograd.Function.__dict__["apply"]
+        torch.autograd.Function.apply = classmethod(self._apply)  # type: ignore[assignment, method-assign]
         places = [(torch.__dict__, name) for name in _FACTORIES]
         places += [
             (scope, name) for (_, name), scope in self.marked.items() if isinstance(scope.get(name), types.FunctionType)
         ]
         for scope, name in places:
-            self.saved.append((scope, name, scope[name]))
-            scope[name] = self._recording(scope[name])
+            self._put(scope, name, self._recording(scope[name]))
+
+    def _put(self, scope: dict[str, Any], name: str, function: Callable[..., Any]) -> None:
+        self.saved.append((scope, name, scope[name]))
+        scope[name] = function
+
+    def _length(self, thing: Any) -> Any:
+        """``len(x)`` of a tensor is a size like any other: passed on, it stays symbolic."""
+        if type(thing) is ShapeProxy and isinstance(thing.value, torch.Tensor) and not self.tracer.paused:
+            return self.tracer.call_method(thing, "size", (0,), {})
+        return _len(thing)
+
+    def _stored_apply(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What ``apply`` does first, also one that the model bound to an attribute before tracing began."""
+        if _proxies(args):
+            raise Untraceable("a custom autograd function")
+        return tuple(self.unwrap_dead_wrappers(args))
+
+    def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.tracer.paused or not _proxies((args, kwargs)):
+            return self.apply.__get__(None, function)(*args, **kwargs)
+        if any(isinstance(argument, nn.Module) for argument in args):
+            raise Untraceable(f"a custom autograd function on modules, {function.__name__}")
+        return self.tracer.create_proxy("call_module", self.tracer._path(AutogradFunction(function)), args, kwargs)
 
     def _recording(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -379,8 +433,10 @@ class _recorded:
         return call
 
     def __exit__(self, *_: object) -> None:
-        for scope, name, function in self.saved:
+        for scope, name, function in reversed(self.saved):
             scope[name] = function
+        torch.autograd.Function.apply = self.apply  # type: ignore[method-assign]
+        del VariableMeta.__call__
         fx._symbolic_trace._wrapped_fns_to_patch.update(self.marked)
 
 

@@ -62,7 +62,8 @@ class Values:
                 if not _is_meta_gap(error):
                     raise
             # No meta kernel, or the result's size depends on the data: run it once on made-up data.
-            module = self.real.get_submodule(str(node.target)) if module is not None else None
+            if module is not None and _has(self.real, str(node.target)):
+                module = self.real.get_submodule(str(node.target))
             return to_meta(self._run(node, module, _made_up(tuple(args)), _made_up(dict(kwargs))))
 
     @staticmethod
@@ -78,11 +79,14 @@ class Values:
         """The real value of a node that depends on parameters and buffers only; raises ``ValueError`` otherwise."""
         if node.op == "get_attr":
             return _attribute(self.real, str(node.target))
-        if node.op not in ("call_function", "call_method"):
+        if node.op not in ("call_function", "call_method", "call_module"):
             raise ValueError(f"{node.name} depends on the input")
         args: Any = fx.node.map_arg(node.args, self.constant)
         kwargs: Any = fx.node.map_arg(node.kwargs, self.constant)
         with torch.no_grad():
+            if node.op == "call_module":
+                path = str(node.target)
+                return (self.real if _has(self.real, path) else self.root).get_submodule(path)(*args, **kwargs)
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             assert callable(node.target)
@@ -101,6 +105,10 @@ def _made_up(tree: Any) -> Any:
         return torch.rand(leaf.shape).to(leaf.dtype)
 
     return tree_map(fill, tree)
+
+
+def _has(root: nn.Module, path: str) -> bool:
+    return path in dict(root.named_modules())
 
 
 def _attribute(root: nn.Module, path: str) -> Any:
