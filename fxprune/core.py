@@ -104,6 +104,9 @@ class Channels:
     anchors: dict[fx.Node, fx.Node]
     masks: tuple[fx.Node, ...]
     freezes: tuple[Freeze, ...]
+    opaque: frozenset[
+        fx.Node
+    ]  # ops that run on complete operands: without a rule, or in a use that theirs does not know
     sized: tuple[tuple[fx.Node, Ids], ...]
     tied: tuple[Ids, ...]
     outputs: tuple[Ids, ...]

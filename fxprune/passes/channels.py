@@ -41,6 +41,7 @@ def relate(trace: Trace) -> Channels:
         anchors=notes.anchors,
         masks=tuple(notes.masks),
         freezes=tuple(freezes),
+        opaque=frozenset(notes.opaque),
         sized=tuple(notes.sized),
         tied=tuple(notes.tied),
         outputs=tuple(outputs),
@@ -63,6 +64,7 @@ def _relate_node(
         if any(not flow.clean for flow in tree_flatten(answer)[0] if isinstance(flow, Flow)):
             notes.masks.append(node)
         return tree_map(_masked, answer)
+    notes.opaque.add(node)
     if all(bool((flow.ids == ONE).all()) for flow in inputs):
         return constant_flow(node.meta["value"])
     why = "no rule for this op" if rule is None else "this use of the op needs every channel"

@@ -72,10 +72,9 @@ def _write_number(node: fx.Node, slim: Slim) -> None:
 def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
     op = slim.op(node)
     rule = find_rule(node, op.module)
-    frozen = node.name in slim.frozen
     if isinstance(flow, Flow) and not bool(slim.present[flow.ids].any()):
         slim.pieces[node] = None
-    elif rule is None or frozen or not slim.reads_channels(node):
+    elif rule is None or node in slim.channels.opaque or not slim.reads_channels(node):
         slim.pieces[node] = Piece(slim.replay(node))
     elif not rule.lazy or op.module is not None:
         slim.pieces[node] = (rule.emit or same_op)(op, slim)

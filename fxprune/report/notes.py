@@ -19,7 +19,10 @@ class Notes:
 def collect(seen: Inspection) -> Notes:
     """Give every reason a mark: g for guarded, f for frozen, n for other convolutions without a gate."""
     freezes = tuple((f"f{n}", freeze) for n, freeze in enumerate(costly_freezes(seen), 1))
-    frozen = {name: mark for mark, freeze in freezes for name in freeze.layers}
+    frozen: dict[str, str] = {}
+    for mark, freeze in freezes:
+        for name in freeze.layers:
+            frozen[name] = f"{frozen[name]}+" if name in frozen and frozen[name][-1] != "+" else frozen.get(name, mark)
     reasons: dict[tuple[str, str], str] = {}
     marks: dict[str, str] = {}
     for layer in seen.layers:

@@ -97,13 +97,16 @@ def _pooling(seen: Inspection) -> list[tuple[str, str]]:
 
 def _freezes(seen: Inspection, notes: Notes) -> Iterator[RenderableType]:
     free = len(seen.freezes) - len(notes.freezes)
-    share = sum(freeze.volume_share for _, freeze in notes.freezes)
+    kept = {name for _, freeze in notes.freezes for name in freeze.layers}
+    share = sum(layer.volume_share for layer in seen.layers if layer.name in kept)
     rows = []
     for position, (mark, freeze) in enumerate(notes.freezes):
         lines = [
             f"{freeze.op}{_at(freeze.source)}: {freeze.why}",
             f"keeps {percent(freeze.volume_share)} % of the volume: {listing(freeze.layers)}",
         ]
+        if freeze.alone_share < freeze.volume_share:
+            lines.append(f"freeing it alone would free {percent(freeze.alone_share)} %, others keep the rest")
         later = notes.freezes[position + 1 :]
         if not later or later[0][1].remedy != freeze.remedy:  # neighbours that share a remedy say it once
             lines.append(f"to free it: {freeze.remedy}")

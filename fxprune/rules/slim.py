@@ -57,7 +57,6 @@ class Slim:
         self.values: dict[fx.Node, Any] = {}  # sizes and numbers: plain, or nodes, or tuples of both
         self.constants = Values(channels.trace.root, model, torch.device("cpu"))
         self.joins: dict[str, int] = {}
-        self.frozen = {freeze.node for freeze in channels.freezes}
         self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
         self.calls: dict[str, list[Any]] = {}
         layers: list[Any] = [*channels.mixers, *channels.affines]

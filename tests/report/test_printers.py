@@ -55,7 +55,7 @@ def test_every_reason_is_told(odd: Inspection) -> None:
 
 
 def test_freezes_that_cost_nothing_are_only_counted(odd: Inspection) -> None:
-    free = [FreezeInfo(f"op_{n}", f"torch.op_{n}", "no rule", None, (), 0.0, "add a rule") for n in range(3)]
+    free = [FreezeInfo(f"op_{n}", f"torch.op_{n}", "no rule", None, (), 0.0, 0.0, "add a rule") for n in range(3)]
     both = replace(odd, freezes=(*odd.freezes, *free))
     told = _printed(*foot(both, collect(both)))
     assert "torch.op_1" not in told and "3 more ops keep no further volume" in told
