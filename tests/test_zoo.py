@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+pytest.importorskip("torchvision")
+pytest.importorskip("pytorchcv")
+from dataclasses import replace
+
+import zoo
+from zoo_models import MODELS, Model, families_of_pytorchcv, image
+
+BY_KEY = {entry.key: entry for entry in MODELS}
+FAST = {
+    "torchvision/resnet18": 64,
+    "torchvision/mobilenet_v3_small": 64,
+    "torchvision/shufflenet_v2_x0_5": 64,
+    "torchvision/densenet121": 64,
+    "torchvision/googlenet": 64,
+    "torchvision/efficientnet_b0": 64,
+    "pytorchcv/resnet20_cifar10": 32,
+    "pytorchcv/densenet40_k12_bc_cifar10": 32,
+    "pytorchcv/hrnet_w18_small_v1": 224,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small convolutions in float64: threads that wait for each other cost more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def assert_equal(entry: Model) -> None:
+    record = zoo.check(entry)
+    assert record["status"] == "ok", f"{record['status']}: {record['reason']}"
+    assert record["difference"] <= zoo.TOLERANCE and record["difference_other_batch"] <= zoo.TOLERANCE
+    # Nothing is counted twice or left out: what fxprune counts is what the model's convolutions write.
+    if "volume" in record:
+        assert 0 <= record["prunable"] <= 1
+        assert record["volume"] <= record["conv_volume"]
+
+
+@pytest.mark.parametrize("key", FAST)
+def test_traced_graph_computes_what_the_model_computes(key: str) -> None:
+    entry = replace(BY_KEY[key], inputs=image(FAST[key]))
+    assert_equal(entry)
+
+
+def test_every_pytorchcv_family_is_in_the_list() -> None:
+    families = families_of_pytorchcv()
+    listed = {entry.family: entry.name for entry in MODELS if entry.suite == "pytorchcv"}
+    assert set(families) == set(listed)
+    assert all(name in families[family] for family, name in listed.items())
+
+
+def test_a_wrong_graph_is_noticed() -> None:
+    right, wrong = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.float64)
+    wrong[0, 0] += 1e-6
+    assert zoo.difference([right], [right]) == 0
+    assert zoo.difference({"out": right}, {"out": wrong}) > zoo.TOLERANCE
+    assert zoo.difference(right, right[:1]) == float("inf")
+    assert zoo.difference(right, right * float("nan")) == float("inf")
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("key", BY_KEY)
+def test_zoo(key: str) -> None:
+    assert_equal(BY_KEY[key])
