@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fxprune.core import Affine
+from fxprune.ids import ONE
 from fxprune.rules.emit import Piece, Slim, per_channel_module, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
@@ -94,9 +95,10 @@ def power(op: Op) -> Flow | None:
 
 @rule(torch.masked_fill, "masked_fill")
 def masked_fill(op: Op) -> Flow:
-    flow, mask = op.flow(), op.find(op.raw(1, "mask"))
-    ids = flow.ids if mask is None else op.table.any(flow.ids, mask.ids)
-    return Flow(ids, clean=False)
+    flow, mask, value = op.flow(), op.find(op.raw(1, "mask")), op.get("value", 2)
+    plain = mask is None or bool((mask.ids == ONE).all())
+    ids = flow.ids if plain or mask is None else op.table.any(flow.ids, mask.ids)
+    return Flow(ids, clean=isinstance(value, (int, float)) and value == 0, scaler=flow.scaler)
 
 
 _SOFTMAX = _targets("softmax log_softmax softmin cumsum", nn.Softmax, nn.LogSoftmax, nn.Softmin)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.ids import Ids
+from fxprune.ids import ONE, Ids
 from fxprune.rules.elementwise import masked_fill, power
 from fxprune.rules.emit import Piece, Slim, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
@@ -87,8 +87,12 @@ def where(op: Op) -> Flow | None:
     operands = _operands(op, "condition", "input", "other")
     if op.node.op == "call_method":  # x.where(condition, other)
         operands = [operands[1], operands[0], operands[2]]
-    flows = [flow for _, flow in operands if flow is not None]
-    if not flows or len(operands) != 3:
+    if len(operands) != 3:
+        return None
+    condition = operands[0][1]
+    plain = condition is None or bool((condition.ids == ONE).all())  # it chooses positions, not channels
+    flows = [flow for _, flow in operands[int(plain) :] if flow is not None]
+    if not flows:
         return None
     clean = all(_is_zero(argument) for argument, flow in operands[1:] if flow is None)
     return Flow(op.table.any(*(flow.ids for flow in flows)), clean)

@@ -12,6 +12,7 @@ from torch import fx, nn
 from fxprune.ids import ZERO
 from fxprune.rules.elementwise import beside_channels
 from fxprune.rules.emit import Piece, Slim, same_op, whole_op
+from fxprune.rules.joins import both
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
@@ -35,12 +36,19 @@ def _by_rank(*stems: str) -> list[Any]:
 
 
 @rule(*_by_rank("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool"))
-def pool(op: Op) -> Flow | None:
+def pool(op: Op) -> Any:
     name = type(op.module).__name__ if op.module is not None else str(getattr(op.node.target, "__name__", ""))
     rank = next(int(letter) for letter in reversed(name) if letter.isdigit())
-    if isinstance(op.out, (tuple, list)) or not _keeps_channels(op.flow(), rank):
-        return None  # return_indices=True, or pooling along the channels
-    return unwritten(op.flow())
+    flow = unwritten(op.flow())
+    if not _keeps_channels(flow, rank):
+        return None  # pooling along the channels
+    return (flow, flow) if isinstance(op.out, (tuple, list)) else flow  # return_indices=True
+
+
+@rule(nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d, F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
+def unpool(op: Op) -> Flow:
+    """The indices say where in the map each value goes: those of a dead channel have nothing to place."""
+    return Flow(op.table.all(op.flow().ids, op.flow(1, "indices").ids))
 
 
 @rule(F.interpolate, F.upsample, nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d)
@@ -107,7 +115,11 @@ def _is_channel_axis(op: Op, flow: Flow, axis: int) -> bool:
 @pool.emitter
 @resize.emitter
 def _spatial(op: Op, slim: Slim) -> Piece | None:
-    return beside_channels(op, slim, list(range(2, op.out.ndim)))
+    rank = op.inputs[0].meta["value"].ndim
+    return beside_channels(op, slim, list(range(2, rank)))
+
+
+unpool.emitter(both)
 
 
 @grid_sample.emitter

@@ -101,7 +101,7 @@ class ShapeProxy(fx.Proxy):
         return object.__hash__(self)
 
     def __setitem__(self, index: Any, item: Any) -> None:
-        self.tracer.assign_slice(self, index, item)
+        self.tracer.assign(self, index, item)
 
 
 def _rounding(name: str, function: Callable[..., Any]) -> None:

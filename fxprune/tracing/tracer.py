@@ -145,9 +145,15 @@ class Tracer(fx.Tracer):
         proxy_factory_fn: Any = None,
     ) -> Any:
         if kind == "call_function" and _is_user_function(target):  # marked as opaque by torch.fx.wrap: look inside
-            return self._inlined(
-                target, lambda _: super(Tracer, self).create_proxy(kind, target, args, kwargs), args, kwargs
-            )
+
+            def opaque(error: Exception | None) -> Any:
+                made = super(Tracer, self).create_proxy(kind, target, args, kwargs)
+                if error is not None:
+                    called = f"{target.__module__}.{target.__name__}"
+                    self.leaves.append(Leaf(called, "function", _one_line(error), _error_line(error)))
+                return made
+
+            return self._inlined(target, opaque, args, kwargs)
         made = super().create_proxy(kind, target, args, kwargs, name, type_expr)
         overwritten = functional_form.overwritten(kind, target, args, kwargs, self.root)
         return self.update(overwritten, made) if overwritten is not None else made
@@ -234,24 +240,35 @@ class Tracer(fx.Tracer):
         target.node = made.node
         return target
 
-    def assign_slice(self, proxy: ShapeProxy, index: Any, item: Any) -> None:
-        """``x[:, a:b] = y`` as ``slice_scatter``; other assignments are left to the fallback."""
-        index = index if isinstance(index, tuple) else (index,)
-        if Ellipsis in index:
-            at = index.index(Ellipsis)
-            index = index[:at] + (slice(None),) * (proxy.value.ndim - len(index) + 1) + index[at + 1 :]
-        moved = [(axis, entry) for axis, entry in enumerate(index) if entry != slice(None)]
-        if len(moved) != 1 or not isinstance(moved[0][1], (slice, int)) or not isinstance(item, fx.Proxy):
-            raise Untraceable("an assignment to a part of a tensor")
-        axis, entry = moved[0]
-        if isinstance(entry, int):
-            made = self.create_proxy("call_function", torch.select_scatter, (proxy, item, axis, entry), {})
+    def assign(self, proxy: ShapeProxy, index: Any, item: Any) -> None:
+        """``x[a:b, c] = y`` as nested scatters, ``x[mask] = 0`` as a masked fill; the rest is left to the fallback."""
+        if type(index) is ShapeProxy and index.value.dtype == torch.bool and isinstance(item, (int, float)):
+            made = self.create_proxy("call_method", "masked_fill", (proxy, index, item), {})
         else:
-            step = 1 if entry.step is None else entry.step
-            made = self.create_proxy(
-                "call_function", torch.slice_scatter, (proxy, item, axis, entry.start, entry.stop, step), {}
-            )
+            index = list(index) if isinstance(index, tuple) else [index]
+            if Ellipsis in index:
+                at = index.index(Ellipsis)
+                index[at : at + 1] = [slice(None)] * (proxy.value.ndim - len(index) + 1)
+            if not all(isinstance(entry, (slice, int)) for entry in index):
+                raise Untraceable("an assignment to positions that depend on data")
+            moved = [(axis, entry) for axis, entry in enumerate(index) if entry != slice(None)]
+            made = self._scattered(proxy, moved, item)
         self.update(proxy, made)
+
+    def _scattered(self, proxy: Any, moved: list[tuple[int, Any]], item: Any) -> Any:
+        if not moved:
+            if not isinstance(item, fx.Proxy):
+                return self.create_proxy("call_function", torch.full_like, (proxy, item), {})
+            return self.create_proxy("call_method", "expand_as", (item, proxy), {})
+        (axis, entry), rest = moved[-1], moved[:-1]  # the last axis first: an integer takes its axis away
+        if isinstance(entry, int):
+            part = self._scattered(proxy.select(axis, entry), rest, item)
+            return self.create_proxy("call_function", torch.select_scatter, (proxy, part, axis, entry), {})
+        part = self._scattered(proxy[(slice(None),) * axis + (entry,)], rest, item)
+        step = 1 if entry.step is None else entry.step
+        return self.create_proxy(
+            "call_function", torch.slice_scatter, (proxy, part, axis, entry.start, entry.stop, step), {}
+        )
 
     # ---------------------------------------------------------------- modules
 
