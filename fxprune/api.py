@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from fxprune.budget.target import Target
+from fxprune.emit.folder import read, write
 from fxprune.errors import OptionError
 from fxprune.inspection import Inspection, describe
 from fxprune.passes.analysis import analyse
@@ -88,3 +92,29 @@ def inspect(
     """
     analysis = analyse(model, example_inputs, ignore=tuple(ignore), leaf=tuple(leaf))
     return describe(analysis, type(model).__name__, example_inputs)
+
+
+def save(slim: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Write an exported net as a folder of readable source (``model.py``) and weights (``weights.pt``).
+
+    The folder needs torch only: ``load()`` of its ``model.py`` gives the net in eval mode. It appears completely or not
+    at all, in place of an older one; a folder that holds anything else is left alone.
+
+    >>> import tempfile
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    >>> slim = export(wrap(net, 1/2, example_inputs=torch.zeros(1, 3, 8, 8))).eval()
+    >>> folder = save(slim, tempfile.mkdtemp())
+    >>> sorted(file.name for file in folder.iterdir())
+    ['model.py', 'weights.pt']
+    >>> picture = torch.randn(2, 3, 8, 8)
+    >>> torch.equal(load(folder)(picture), slim(picture))
+    True
+    """
+    from fxprune import __version__
+
+    return write(slim, folder, __version__)
+
+
+def load(folder: str | os.PathLike[str], device: str | torch.device = "cpu") -> nn.Module:
+    """The net that ``save`` wrote, in eval mode. This runs the folder's ``model.py``: load only what you trust."""
+    return read(folder, device)

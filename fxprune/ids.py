@@ -114,16 +114,24 @@ class IdTable:
             return np.array(wide[0], dtype=np.int64)
         if all(np.array_equal(ids, kept[0][1]) for _, ids in kept):
             return np.array(kept[0][1], dtype=np.int64)
-        out = self._new(wide[0].size)
-        flat = tuple(np.asarray(ids).reshape(-1) for _, ids in kept)
-        self.blocks.append(Join(kind, out, flat, frozenset(n for n, (i, _) in enumerate(kept) if i in scalers)))
-        return out.reshape(wide[0].shape)
+        flat = np.stack([np.asarray(ids).reshape(-1) for _, ids in kept])
+        which = np.arange(flat.shape[1])
+        if sum(size > 1 for size in wide[0].shape) > 1:  # the same channels at many positions
+            flat, which = np.unique(flat, axis=1, return_inverse=True)
+        out = self._new(flat.shape[1])
+        self.blocks.append(Join(kind, out, tuple(flat), frozenset(n for n, (i, _) in enumerate(kept) if i in scalers)))
+        return out[which.reshape(-1)].reshape(wide[0].shape)
 
     def _bounded(self, ids: Ids) -> Ids:
-        """Ids that vary along several axes (tokens x channels) are collapsed onto the longest before they multiply."""
-        axis = int(np.argmax(ids.shape)) if ids.ndim else 0
-        if ids.ndim == 0 or ids.size <= 16 * ids.shape[axis]:
+        """Ids that vary along several axes (tokens x channels) are collapsed before they multiply."""
+        return ids if ids.ndim == 0 or ids.size <= 16 * max(ids.shape) else self.collapse(ids)
+
+    def collapse(self, ids: Ids) -> Ids:
+        """*any* over all axes but the one along which the ids differ most: the channels."""
+        if sum(size > 1 for size in ids.shape) < 2:
             return ids
+        folded = [np.unique(np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1), axis=0) for axis in range(ids.ndim)]
+        axis = int(np.argmax([len(slices) for slices in folded]))
         columns = np.unique(np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1), axis=1)
         shape = [1] * ids.ndim
         shape[axis] = ids.shape[axis]

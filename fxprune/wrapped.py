@@ -14,6 +14,7 @@ from torch import fx, nn
 from fxprune.budget.cost import Cost
 from fxprune.budget.target import Target
 from fxprune.errors import OptionError
+from fxprune.ids import OPEN
 from fxprune.layers import GateBank, Gates, mean_gate
 from fxprune.passes.analysis import Analysis, analyse
 from fxprune.passes.choose import choose
@@ -171,7 +172,9 @@ class Wrapped(fx.GraphModule):
         """Per gated layer the factor of each of its channels."""
         values = mean_gate(self.bank.log_alpha.detach()) if not self.hardened else self.bank.values().detach()
         gated = [layer for layer in self.analysis.layers if layer.gated]
-        return {layer.name: values[torch.from_numpy(layer.rows + layer.start)] for layer in gated}
+        padded = torch.cat([values, values.new_ones(1)])  # OPEN reads the one at the end
+        rows = {layer.name: np.where(layer.rows == OPEN, OPEN, layer.rows + layer.start) for layer in gated}
+        return {name: padded[torch.from_numpy(index)] for name, index in rows.items()}
 
     # ------------------------------------------------------------ copies
 

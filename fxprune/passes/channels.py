@@ -23,6 +23,7 @@ def relate(trace: Trace) -> Channels:
     constants: set[fx.Node] = set()
     freezes: list[Freeze] = []
     outputs: list[Ids] = []
+    sized: dict[fx.Node, set[fx.Node]] = {}  # number -> the tensors whose sizes it was computed from
     for node in trace.graph.nodes:
         if node.op == "placeholder":
             flows[node] = constant_flow(node.meta["value"])
@@ -31,7 +32,13 @@ def relate(trace: Trace) -> Channels:
         elif node.op == "get_attr" or (_is_pure(node) and all(n in constants for n in node.all_input_nodes)):
             constants.add(node)
         else:
+            read = len(notes.sized)
             flows[node] = _relate_node(node, trace, table, flows, notes, freezes)
+            sized[node] = {parent for n in node.all_input_nodes for parent in sized.get(n, ())}
+            if len(notes.sized) > read:
+                sized[node] |= {n for n in node.all_input_nodes if isinstance(flows.get(n), Flow)}
+            if isinstance(flows[node], Flow):
+                flows[node] = _also_sized(node, flows, sized.pop(node), table)
     return Channels(
         trace=trace,
         table=table,
@@ -52,6 +59,8 @@ def _relate_node(
     node: fx.Node, trace: Trace, table: IdTable, flows: dict[fx.Node, Any], notes: Notes, freezes: list[Freeze]
 ) -> Any:
     inputs = _flows_of(node, flows)
+    if isinstance(node.target, type):  # a dataclass or named tuple of results
+        return tuple(inputs)
     module = trace.root.get_submodule(str(node.target)) if node.op == "call_module" else None
     rule = find_rule(node, module)
     if not inputs:  # sizes and factories: new tensors that no channel reaches
@@ -63,7 +72,7 @@ def _relate_node(
     if answer is not None or not _has_tensor(node.meta["value"]):
         if any(not flow.clean for flow in tree_flatten(answer)[0] if isinstance(flow, Flow)):
             notes.masks.append(node)
-        return tree_map(_masked, answer)
+        return tree_map(lambda flow: _masked(flow, table), answer)
     notes.opaque.add(node)
     if all(bool((flow.ids == ONE).all()) for flow in inputs):
         return constant_flow(node.meta["value"])
@@ -76,8 +85,24 @@ def _relate_node(
     return constant_flow(node.meta["value"])
 
 
-def _masked(flow: Any) -> Any:
-    return replace(flow, clean=True) if isinstance(flow, Flow) and not flow.clean else flow
+def _also_sized(node: fx.Node, flows: dict[fx.Node, Any], sources: set[fx.Node], table: IdTable) -> Flow:
+    """An op told the size of another tensor needs that tensor, too: as long as the op lives, something of it must."""
+    flow: Flow = flows[node]
+    own = [flows[n].ids for n in node.all_input_nodes if isinstance(flows.get(n), Flow)]
+    for source in sorted(sources, key=lambda n: n.name):
+        ids = flows[source].ids
+        if bool((ids == ONE).any()) or any(np.array_equal(np.unique(ids), np.unique(held)) for held in own):
+            continue
+        token = table.mix(np.unique(ids)[None], rows=1, owner=node.name)
+        flow = replace(flow, ids=table.all(flow.ids, token.reshape((1,) * flow.ids.ndim)))
+    return flow
+
+
+def _masked(flow: Any, table: IdTable) -> Any:
+    """What a mask leaves behind. A mask has one entry per channel: positions within a channel live and die together."""
+    if not isinstance(flow, Flow) or flow.clean:
+        return flow
+    return replace(flow, ids=table.collapse(flow.ids), clean=True)
 
 
 def op_name(node: fx.Node, module: Any = None) -> str:

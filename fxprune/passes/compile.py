@@ -13,7 +13,7 @@ from torch import fx, nn
 from fxprune.core import Channels
 from fxprune.passes.order import channel_order
 from fxprune.rules import Flow, find_rule, same_op
-from fxprune.rules.slim import Piece, Slim, fold
+from fxprune.rules.slim import Gone, Piece, Slim
 
 
 def compile_slim(
@@ -45,31 +45,26 @@ def _write(node: fx.Node, slim: Slim) -> None:
         slim.graph.output(slim.argument(node.args[0]))
     elif node not in slim.channels.flows:
         return  # a constant: written where it is read
+    elif node.target is torch._assert:
+        _write_check(node, slim)
     elif flow is None:
-        _write_number(node, slim)
+        return  # a size or a number: written where it is read
     else:
         _write_tensor(node, flow, slim)
 
 
-def _write_number(node: fx.Node, slim: Slim) -> None:
-    """Sizes, comparisons, checks: folded as far as they are known."""
-    rule = find_rule(node, None)
-    if node.target is torch._assert:
+def _write_check(node: fx.Node, slim: Slim) -> None:
+    try:
         condition = slim.argument(node.args[0])
-        if condition is not True:
-            slim.graph.call_function(torch._assert, (condition, node.args[1]))
-        slim.values[node] = None
-    elif rule is not None and rule.emit is not None and node.target in ("size", getattr):
-        slim.values[node] = rule.emit(slim.op(node), slim)
-    elif node.op == "call_function":
-        args = tuple(slim.argument(argument) for argument in node.args)
-        kwargs = {key: slim.argument(argument) for key, argument in node.kwargs.items()}
-        slim.values[node] = fold(node.target, args, kwargs, slim.graph)
-    else:
-        slim.values[node] = slim.replay(node)
+    except Gone:
+        return  # about a tensor that nobody computes any more
+    if condition is not True:
+        slim.graph.call_function(torch._assert, (condition, node.args[1]))
 
 
 def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
+    if isinstance(node.target, type):
+        return  # written where it is read
     op = slim.op(node)
     rule = find_rule(node, op.module)
     if isinstance(flow, Flow) and not bool(slim.present[flow.ids].any()):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fxprune.core import Channels, Freeze, Mixer
 from fxprune.errors import ModelError, OptionError
-from fxprune.ids import ONE, Ids, Join, Mix
+from fxprune.ids import ONE, OPEN, Ids, Join, Mix
 
 Bools = npt.NDArray[np.bool_]
 
@@ -24,7 +24,7 @@ class Layer:
     start: int
     variables: int
     grain: str  # "channel", "group", "group norm" or "" without a gate
-    rows: Ids  # the gate variable of each channel, counted from ``start``
+    rows: Ids  # the gate variable of each channel, counted from ``start``; OPEN for a channel that has none
     why: str = ""  # why there is no gate
     freezes: tuple[Freeze, ...] = ()  # every op that keeps its channels
 
@@ -74,18 +74,19 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
             why = "writes a model output"
         elif scaling[ids].all():
             why = "scales other channels: dies with the channel that it scales"
-        variable, grain = _grain(channels, mixers) if not why else (np.zeros(0, dtype=np.int64), "")
-        count = int(variable.max()) + 1 if variable.size else 0
+        variable, grain = (np.full(mixers[0].ids.size, OPEN), "") if why else _grain(channels, mixers, scaling)
+        count = int(variable.max()) + 1
         for mixer in mixers:
-            if count:
-                blocks[int(mixer.ids.flat[0])].gate = (variable + start).reshape(mixer.ids.shape)
+            blocks[int(mixer.ids.flat[0])].gate = np.where(variable == OPEN, OPEN, variable + start).reshape(
+                mixer.ids.shape
+            )
         layers.append(Layer(name, tuple(mixers), start, count, grain, variable, why, freezes))
         start += count
     return tuple(layers)
 
 
-def _grain(channels: Channels, mixers: list[Mixer]) -> tuple[Ids, str]:
-    """The gate variable of each row: its own, its group's, or its norm group's."""
+def _grain(channels: Channels, mixers: list[Mixer], scaling: Bools) -> tuple[Ids, str]:
+    """The gate variable of each row: its own, its group's, its norm group's; none for rows that only scale others."""
     groups, rows = mixers[0].ids.shape
     if groups > 1:
         return np.repeat(np.arange(groups), rows), "group"
@@ -93,7 +94,8 @@ def _grain(channels: Channels, mixers: list[Mixer]) -> tuple[Ids, str]:
     for tied in channels.tied:
         if tied.size == ids.size and np.array_equal(tied.reshape(-1), ids):
             return np.repeat(np.arange(tied.shape[0]), tied.shape[1]), "group norm"
-    return np.arange(rows), "channel"
+    gated = ~np.logical_and.reduce([scaling[mixer.ids.reshape(-1)] for mixer in mixers])
+    return np.where(gated, np.cumsum(gated) - 1, OPEN), "channel"
 
 
 def _frozen(channels: Channels) -> Bools:

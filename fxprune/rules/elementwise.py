@@ -7,13 +7,14 @@ import operator
 from collections.abc import Hashable
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from fxprune.core import Affine
-from fxprune.ids import ONE
-from fxprune.rules.emit import Piece, Slim, per_channel_module, same_op, whole_op
+from fxprune.ids import ONE, Ids, IdTable
+from fxprune.rules.emit import Piece, Slim, per_channel_function, per_channel_module, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
@@ -96,9 +97,15 @@ def power(op: Op) -> Flow | None:
 @rule(torch.masked_fill, "masked_fill")
 def masked_fill(op: Op) -> Flow:
     flow, mask, value = op.flow(), op.find(op.raw(1, "mask")), op.get("value", 2)
-    plain = mask is None or bool((mask.ids == ONE).all())
-    ids = flow.ids if plain or mask is None else op.table.any(flow.ids, mask.ids)
-    return Flow(ids, clean=isinstance(value, (int, float)) and value == 0, scaler=flow.scaler)
+    clean = isinstance(value, (int, float)) and value == 0
+    return Flow(also_reads(op.table, flow.ids, mask), clean, flow.scaler)
+
+
+def also_reads(table: IdTable, ids: Ids, other: Flow | None) -> Ids:
+    """The same life as ``ids``, but ``other`` is needed too: a condition chooses values, it does not carry any."""
+    if other is None or bool((other.ids == ONE).all()):
+        return ids
+    return table.all(ids, table.any(ids, other.ids))
 
 
 _SOFTMAX = _targets("softmax log_softmax softmin cumsum", nn.Softmax, nn.LogSoftmax, nn.Softmin)
@@ -133,7 +140,8 @@ def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = Fal
     if axes:
         kept = [axis for axis in range(ids.ndim) if axis not in axes]
         groups = ids.transpose(*kept, *axes).reshape(-1, math.prod(ids.shape[axis] for axis in axes))
-        statistics = op.table.mix(groups, rows=1, owner=op.node.name)
+        distinct, which = np.unique(groups, axis=0, return_inverse=True)  # positions of one map share theirs
+        statistics = op.table.mix(distinct, rows=1, owner=op.node.name)[which.reshape(-1)]
         ids = op.table.all(
             ids, statistics.reshape([1 if axis in axes else ids.shape[axis] for axis in range(ids.ndim)])
         )
@@ -142,9 +150,9 @@ def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = Fal
 
 @prelu.emitter
 def _prelu(op: Op, slim: Slim) -> Piece | None:
-    if op.module is None or _width(op) == 1:
-        return same_op(op, slim)
-    return per_channel_module(op, slim)
+    if op.module is None:
+        return per_channel_function(op, slim)
+    return same_op(op, slim) if _width(op) == 1 else per_channel_module(op, slim)
 
 
 @along_axis.emitter

@@ -14,8 +14,8 @@ from fxprune.rules.registry import Op
 from fxprune.rules.slim import Piece, Slim
 
 __all__ = [
-    "Piece", "Slim", "cut_module", "per_channel_module", "same_op", "scaled_by_gate", "sliced_constants", "wanted_of",
-    "whole_op",
+    "Piece", "Slim", "cut_module", "living_only", "per_channel_function", "per_channel_module", "same_op",
+    "scaled_by_gate", "sliced_constants", "wanted_of", "whole_op",
 ]  # fmt: skip
 
 
@@ -40,6 +40,30 @@ def sliced_constants(op: Op, slim: Slim, piece: Piece) -> dict[fx.Node, Any]:
             inside = axis is not None and axis >= 0
             found[node] = slim.constant(node, axis if inside else None, piece.positions if inside else None)
     return found
+
+
+def living_only(op: Op, slim: Slim, piece: Piece, axis: int) -> Piece:
+    """A module called several times computes in each call what any of them needs: drop what is dead in this one."""
+    flow = slim.flow(op.node)
+    assert flow is not None
+    positions = piece.along(axis, op.out.shape[axis])
+    living = positions[np.broadcast_to(slim.present[flow.ids].reshape(-1), (op.out.shape[axis],))[positions]]
+    return Piece(slim.select(piece, axis, living, op.out), axis, living)
+
+
+def per_channel_function(op: Op, slim: Slim) -> Piece | None:
+    """A functional norm: its vectors (weight, bias, running statistics) cut to the channels of axis 1 that exist."""
+    source = op.inputs[0]
+    piece = slim.compact(source, 1)
+    if piece is None:
+        return None
+    operands: dict[fx.Node, Any] = {source: piece.node}
+    for node in op.node.all_input_nodes:
+        value = node.meta["value"]
+        if slim.flow(node) is None and isinstance(value, torch.Tensor):
+            vector = value.ndim == 1 and value.numel() > 1
+            operands[node] = slim.constant(node, 0 if vector else None, piece.positions)
+    return Piece(slim.same(op, operands), piece.axis, piece.positions)
 
 
 def whole_op(op: Op, slim: Slim) -> Piece | None:
@@ -72,8 +96,8 @@ def per_channel_module(op: Op, slim: Slim) -> Piece | None:
     if len(calls) > 1:
         positions = np.flatnonzero(np.logical_or.reduce([slim.present[call.ids] for call in calls]))
     path = slim.module(str(op.node.target), cut_module(op.module, positions, size))
-    node = slim.graph.call_module(path, (slim.fetch(source, 1, positions),))
-    return Piece(node, 1, positions)
+    made = Piece(slim.graph.call_module(path, (slim.fetch(source, 1, positions),)), 1, positions)
+    return living_only(op, slim, made, 1) if len(calls) > 1 else made
 
 
 def cut_module(module: nn.Module | None, positions: Ids, size: int) -> nn.Module:

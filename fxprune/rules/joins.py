@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.ids import ONE, Ids
-from fxprune.rules.elementwise import masked_fill, power
+from fxprune.ids import Ids
+from fxprune.rules.elementwise import also_reads, masked_fill, power
 from fxprune.rules.emit import Piece, Slim, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
@@ -89,13 +89,11 @@ def where(op: Op) -> Flow | None:
         operands = [operands[1], operands[0], operands[2]]
     if len(operands) != 3:
         return None
-    condition = operands[0][1]
-    plain = condition is None or bool((condition.ids == ONE).all())  # it chooses positions, not channels
-    flows = [flow for _, flow in operands[int(plain) :] if flow is not None]
+    flows = [flow for _, flow in operands[1:] if flow is not None]
     if not flows:
         return None
     clean = all(_is_zero(argument) for argument, flow in operands[1:] if flow is None)
-    return Flow(op.table.any(*(flow.ids for flow in flows)), clean)
+    return Flow(also_reads(op.table, op.table.any(*(flow.ids for flow in flows)), operands[0][1]), clean)
 
 
 @rule(torch.addcmul, "addcmul")
@@ -117,7 +115,7 @@ def glu(op: Op) -> Flow:
         return unwritten(flow)
     half = flow.ids.shape[axis] // 2
     values, logits = (flow.ids.take(range(start, start + half), axis) for start in (0, half))
-    return Flow(op.table.all(values, logits, scalers=frozenset({1})))
+    return Flow(op.table.all(values, logits, scalers=frozenset({1})), clean=False)
 
 
 MOST_PIECES = 3  # beyond that a scatter-add is as fast
@@ -235,8 +233,10 @@ def _with_zeros(op: Op, slim: Slim, axis: int | None, positions: Ids) -> Piece |
     living = next((node for node in operands if slim.flow(node) is not None), None)
     if living is None:
         return None
-    for node in dead:  # broadcast against a living operand, zeros of its shape do
-        operands[node] = slim.graph.call_function(torch.zeros_like, (operands[living],))
+    for node in dead:  # zeros of a living operand's shape do, since operands broadcast
+        same = [n for n in operands if slim.flow(n) is not None and n.meta["value"].dtype == node.meta["value"].dtype]
+        kind = {} if same else {"dtype": node.meta["value"].dtype}
+        operands[node] = slim.graph.call_function(torch.zeros_like, (operands[same[0] if same else living],), kind)
     return Piece(slim.same(op, operands), axis, positions if axis is not None else None)
 
 

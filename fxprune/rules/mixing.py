@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from fxprune.core import Mixer
 from fxprune.ids import Ids
-from fxprune.rules.emit import Piece, Slim, scaled_by_gate, whole_op
+from fxprune.rules.emit import Piece, Slim, living_only, scaled_by_gate, whole_op
 from fxprune.rules.registry import Flow, Op, rule
 
 
@@ -110,7 +110,8 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
         if this.name in slim.rank:
             rows = rows[np.argsort(slim.rank[this.name][rows])]
         groups, rows = np.array([0]), rows[None]
-        columns = (piece.along(axis, read.size) if len(calls) == 1 else np.flatnonzero(read[0]))[None]
+        existing = piece.along(axis, read.size) if len(calls) == 1 else np.arange(read.size)
+        columns = existing[read[0][existing]][None]
     else:
         groups = np.flatnonzero(kept.any(1))
         within = np.flatnonzero(kept[groups].any(0))
@@ -132,6 +133,8 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
                                       if op.module is not None else (node,), {})  # fmt: skip
     complete = written.size == this.ids.size and np.array_equal(written, np.arange(written.size))
     result = Piece(node) if complete else Piece(node, axis, written)
+    if len(calls) > 1:
+        result = living_only(op, slim, result, axis)
     if own_gate and not fold:
         assert values is not None
         return scaled_by_gate(slim, result, axis, values, op.out.ndim)

@@ -28,11 +28,10 @@ _FUNCTIONS = (
 )  # fmt: skip
 
 
-MODULES = (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Flatten, nn.Unflatten)
-_SHUFFLES = (F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle)
+MODULES = (nn.ChannelShuffle, nn.Flatten, nn.Unflatten)
 
 
-@rule(*_METHODS, *(getattr(torch, name) for name in _FUNCTIONS), *_SHUFFLES, *MODULES, lazy=True)
+@rule(*_METHODS, *(getattr(torch, name) for name in _FUNCTIONS), F.channel_shuffle, *MODULES, lazy=True)
 def move(op: Op) -> Any:
     scaler = _scales(op)
     moved = run_on_ids(op)

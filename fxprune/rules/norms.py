@@ -12,7 +12,16 @@ from torch import nn
 
 from fxprune.core import Affine
 from fxprune.rules.elementwise import beside_channels, share_statistics
-from fxprune.rules.emit import Piece, Slim, cut_module, per_channel_module, same_op, scaled_by_gate, whole_op
+from fxprune.rules.emit import (
+    Piece,
+    Slim,
+    cut_module,
+    per_channel_function,
+    per_channel_module,
+    same_op,
+    scaled_by_gate,
+    whole_op,
+)
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
@@ -68,7 +77,7 @@ def group_norm(op: Op) -> Flow | None:
 @batch_norm.emitter
 def _batch_norm(op: Op, slim: Slim) -> Piece | None:
     """Cut to the channels that exist; takes in the gate of the layer that it follows."""
-    piece = per_channel_module(op, slim) if op.module is not None else same_op(op, slim)
+    piece = per_channel_module(op, slim) if op.module is not None else per_channel_function(op, slim)
     layer = next((writer for writer, norm in slim.channels.anchors.items() if norm is op.node), None)
     values = slim.gate_values.get(slim.owner[layer]) if layer is not None else None
     if piece is None or values is None:
@@ -86,7 +95,7 @@ def _batch_norm(op: Op, slim: Slim) -> Piece | None:
 
 @instance_norm.emitter
 def _instance_norm(op: Op, slim: Slim) -> Piece | None:
-    return per_channel_module(op, slim) if op.module is not None else same_op(op, slim)
+    return per_channel_module(op, slim) if op.module is not None else per_channel_function(op, slim)
 
 
 @layer_norm.emitter

@@ -201,7 +201,8 @@ def constant_flow(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Flow(np.full((1,) * value.ndim, ONE, dtype=np.int64))
     if isinstance(value, (tuple, list)):
-        return tuple(constant_flow(entry) for entry in value)
+        parts = tuple(constant_flow(entry) for entry in value)
+        return None if all(part is None for part in parts) else parts
     if isinstance(value, dict):
         return {key: constant_flow(entry) for key, entry in value.items()}
     return None

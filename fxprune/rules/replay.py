@@ -12,8 +12,8 @@ from torch import fx
 
 from fxprune.ids import Ids
 from fxprune.rules.emit import Piece, Slim, wanted_of, whole_op
-from fxprune.rules.movement import MODULES, cat, compress, getitem, move, put_together, stack
-from fxprune.rules.registry import Flow, Op, find_rule
+from fxprune.rules.movement import cat, compress, getitem, move, put_together, stack
+from fxprune.rules.registry import Op, find_rule
 
 
 @cat.emitter
@@ -110,32 +110,33 @@ def _move(op: Op, slim: Slim) -> Piece | None:
 
 def _parent(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor that a movement op reads, and the op itself: one node, or ``chunk`` and the ``getitem`` behind it."""
+    steps = [node]
     owner = node.args[0] if node.args else node.kwargs["input"]
+    while isinstance(owner, fx.Node) and not isinstance(owner.meta["value"], torch.Tensor):
+        steps.insert(0, owner)
+        owner = owner.args[0] if owner.args else owner.kwargs["input"]
     assert isinstance(owner, fx.Node)
-    if node.target is operator.getitem and not isinstance(owner.meta["value"], torch.Tensor):
-        inner = owner.args[0] if owner.args else owner.kwargs["input"]
-        assert isinstance(inner, fx.Node)
-        return inner, [owner, node]
-    return owner, [node]
+    return owner, steps
 
 
 def _source(node: fx.Node, slim: Slim) -> tuple[fx.Node | None, list[fx.Node]]:
-    """Back through the chain of movement ops to the tensor that was computed."""
+    """Back through the chain of movement ops to the tensor that was computed (None: by an op with several results)."""
     steps: list[fx.Node] = []
     while True:
-        if node.target is operator.getitem and not isinstance(node.args[0].meta["value"], torch.Tensor):  # type: ignore[union-attr]
-            rule = find_rule(node.args[0], None)  # type: ignore[arg-type]
-            if rule is None or not rule.lazy:
-                return None, steps
         parent, own = _parent(node)
+        if not all(_is_movement(step, slim) for step in own):
+            return None, steps
         steps[:0] = own
-        rule = find_rule(parent, None) if parent.op in ("call_function", "call_method") else None
-        is_movement = rule is not None and rule.lazy and isinstance(slim.channels.flows.get(parent), Flow)
-        module = slim.channels.trace.root.get_submodule(str(parent.target)) if parent.op == "call_module" else None
-        is_movement = is_movement or (module is not None and isinstance(module, MODULES))
-        if not is_movement:
+        if not _is_movement(parent, slim):
             return parent, steps
         node = parent
+
+
+def _is_movement(node: fx.Node, slim: Slim) -> bool:
+    module = slim.channels.trace.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+    rule = find_rule(node, module) if node.op.startswith("call") else None
+    known = node not in slim.channels.opaque and slim.reads_channels(node)
+    return rule is not None and rule.lazy and known
 
 
 def _run(
@@ -236,7 +237,7 @@ def _replay(op: Op, slim: Slim, piece: Piece, parent: fx.Node, steps: list[fx.No
         sizes = _adapted(steps, slim, op, onto, int(positions.size), graph=False)
         try:
             got = _run(steps, elements.index_select(axis, torch.from_numpy(rows)), slim, sizes)
-        except RuntimeError:
+        except (RuntimeError, IndexError, ValueError):  # for example fewer channels left than chunks
             continue
         if got.shape[onto] == positions.size and torch.equal(
             got, target.index_select(onto, torch.from_numpy(positions))

@@ -12,6 +12,7 @@ from torch import fx
 
 from fxprune.rules.emit import Piece, Slim
 from fxprune.rules.registry import Flow, Op, constant_flow, rule
+from fxprune.rules.slim import Gone
 
 _SIZES = ("size", "numel", "nelement", "stride", "element_size", "get_device", "data_ptr")
 
@@ -82,7 +83,8 @@ def _attribute(op: Op, slim: Slim) -> Any:
 def sizes_of(node: fx.Node, slim: Slim) -> tuple[Any, ...]:
     """The original sizes of a tensor, wherever its channels have gone: read off where they still are, else known."""
     piece, value = slim.piece(node), node.meta["value"]
-    assert piece is not None, f"the size of {node.name} is read but nothing of it lives"
+    if piece is None:
+        raise Gone(f"the size of {node.name} is read but nothing of it lives")
     flow = slim.flow(node)
     assert flow is not None
     sizes: list[Any] = []

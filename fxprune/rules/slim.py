@@ -39,6 +39,10 @@ class Piece:
         return self.positions if axis == self.axis and self.positions is not None else np.arange(size)
 
 
+class Gone(Exception):
+    """Something was asked of a tensor that the slim net does not compute."""
+
+
 class Slim:
     """The graph, the modules and the pieces written so far."""
 
@@ -99,7 +103,8 @@ class Slim:
     def full(self, node: fx.Node) -> fx.Node:
         """The original width."""
         piece = self.piece(node)
-        assert piece is not None, f"{node.name} is needed in full but nothing of it lives"
+        if piece is None:
+            raise Gone(f"{node.name} is needed in full but nothing of it lives")
         if piece.axis is None:
             return piece.node
         value = node.meta["value"]
@@ -139,6 +144,11 @@ class Slim:
                 return self.full(argument)
             if argument in self.values:
                 return self.values[argument]
+            if argument in self.channels.flows and self.channels.flows[argument] is None:
+                self.values[argument] = self._number(argument)
+                return self.values[argument]
+            if isinstance(argument.target, type):
+                return self.replay(argument)
             if isinstance(self.channels.flows.get(argument), (tuple, dict)):
                 return self.whole(argument)
             return self.constant(argument)
@@ -152,6 +162,17 @@ class Slim:
         if isinstance(argument, slice):
             return slice(self.argument(argument.start), self.argument(argument.stop), self.argument(argument.step))
         return argument
+
+    def _number(self, node: fx.Node) -> Any:
+        """A size, a comparison: folded as far as it is known."""
+        rule = find_rule(node, None) if node.op != "call_module" else None
+        if rule is not None and rule.emit is not None and node.target in ("size", getattr):
+            return rule.emit(self.op(node), self)
+        if node.op != "call_function":
+            return self.replay(node)
+        args = tuple(self.argument(argument) for argument in node.args)
+        kwargs = {key: self.argument(argument) for key, argument in node.kwargs.items()}
+        return fold(node.target, args, kwargs, self.graph)
 
     def whole(self, node: fx.Node) -> fx.Node:
         """An op of several results, run on its complete operands."""

@@ -48,7 +48,7 @@ def pool(op: Op) -> Any:
 @rule(nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d, F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
 def unpool(op: Op) -> Flow:
     """The indices say where in the map each value goes: those of a dead channel have nothing to place."""
-    return Flow(op.table.all(op.flow().ids, op.flow(1, "indices").ids))
+    return Flow(op.table.all(op.flow().ids, op.flow(1, "indices").ids), clean=False)
 
 
 @rule(F.interpolate, F.upsample, nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d)
@@ -68,9 +68,12 @@ def grid_sample(op: Op) -> Flow | None:
     return Flow(op.table.all(flow.ids, where))
 
 
-@rule(F.unfold, nn.Unfold, F.fold, nn.Fold)
+@rule(
+    F.unfold, nn.Unfold, F.fold, nn.Fold,
+    F.pixel_shuffle, nn.PixelShuffle, F.pixel_unshuffle, nn.PixelUnshuffle,
+)  # fmt: skip
 def unfold(op: Op) -> Flow | None:
-    """Patches: each channel becomes kernel-size rows (unfold) or is put together from them (fold)."""
+    """Patches: each channel becomes several (unfold, pixel unshuffle) or is put together from them (fold, shuffle)."""
     flow = op.flow()
     count = op.out.shape[1]
     if flow.ids.ndim < 3 or not all(size == 1 for size in flow.ids.shape[2:]) or flow.ids.shape[1] == 1:

@@ -43,6 +43,8 @@ class ShapeProxy(fx.Proxy):
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.value, name)  # raises AttributeError exactly where the value would
+        if isinstance(self.value, dict) and name in ("values", "items", "get"):
+            return getattr(self, f"_{name}")
         if callable(found):
             return lambda *args, **kwargs: self.tracer.call_method(self, name, args, kwargs)
         if name in ("ndim", "itemsize"):
@@ -82,13 +84,13 @@ class ShapeProxy(fx.Proxy):
     def keys(self) -> Any:  # a proxied dict has the example's keys
         return self.value.keys()
 
-    def values(self) -> Any:
+    def _values(self) -> Any:
         return [self[key] for key in self.value]
 
-    def items(self) -> Any:
+    def _items(self) -> Any:
         return [(key, self[key]) for key in self.value]
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def _get(self, key: Any, default: Any = None) -> Any:
         return self[key] if key in self.value else default
 
     def __format__(self, spec: str) -> str:

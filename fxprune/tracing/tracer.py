@@ -24,6 +24,8 @@ from fxprune.tracing.inplace import functional_form, overlapping
 from fxprune.tracing.proxy import ShapeProxy
 from fxprune.tracing.values import Values, conv_cost, to_meta
 
+_len = len  # while tracing, the builtin is ours
+
 
 class Untraceable(Exception):
     """Python asked for something that only data can answer."""
@@ -52,6 +54,7 @@ class Tracer(fx.Tracer):
         self.stale: dict[fx.Node, str] = {}  # nodes whose tensor was overwritten through an alias
         self.paused = False  # while a value is computed, modules run as they are
         self.training_reads = 0
+        self.pending: list[tuple[ShapeProxy, tuple[int, int]]] = []  # indices that Python or torch has asked for
         self.checked: set[tuple[object, ...]] = set()
 
     # ---------------------------------------------------------------- entry
@@ -114,6 +117,7 @@ class Tracer(fx.Tracer):
     def create_node(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
     ) -> Any:
+        self._settle()
         target, args, kwargs = functional_form(kind, target, args, kwargs)
         for argument in _nodes((args, kwargs)):
             if argument in self.stale:
@@ -178,10 +182,17 @@ class Tracer(fx.Tracer):
 
     # ---------------------------------------------------------------- what Python consumed
 
-    def specialise(self, proxy: ShapeProxy, convert: Callable[[Any], Any]) -> Any:
-        """The example's value, handed to Python; the graph checks from now on that it is still the same."""
+    def specialise(self, proxy: ShapeProxy, convert: Callable[[Any], Any], *, final: bool = False) -> Any:
+        """The example's value, handed to Python; the graph checks from now on that it is still the same.
+
+        Torch's argument parser asks a number for its index too, before it hands the call to us with the number as it
+        was: an index is only taken as consumed when no node of the same call follows.
+        """
         if isinstance(proxy.value, torch.Tensor):
             return convert(self._constant(proxy, convert.__name__))
+        if convert is operator.index and not final:
+            self.pending.append((proxy, _call_site()))
+            return operator.index(proxy.value)
         value, source = convert(proxy.value), _user_line()
         self.specialisations.append(
             Specialisation(proxy.node.name, "branch" if convert is bool else "value", value, source)
@@ -189,12 +200,18 @@ class Tracer(fx.Tracer):
         self._check(proxy.node, convert, value, source)
         return value
 
+    def _settle(self) -> None:
+        pending, self.pending = self.pending, []
+        here = _call_site()
+        for proxy, site in pending:
+            if site != here:
+                self.specialise(proxy, operator.index, final=True)
+
     def length(self, proxy: ShapeProxy) -> int:
         """How many entries a tuple or list has: known, unless code that was not looked into made it."""
-        count = len(proxy.value)
-        node = proxy.node
+        count, node = _len(proxy.value), proxy.node
         if node.op in ("call_module", "placeholder") or (node.op == "call_function" and _is_user_function(node.target)):
-            self._check(node, len, count, _user_line())
+            self._check(node, _len, count, _user_line())
         return count
 
     def _constant(self, proxy: ShapeProxy, what: str) -> Any:
@@ -215,7 +232,7 @@ class Tracer(fx.Tracer):
             return made
 
         held: Any = node
-        if convert is not None and (convert is len or type(node.meta["value"]) is not type(value)):
+        if convert is not None and (convert is _len or type(node.meta["value"]) is not type(value)):
             held = call(convert, node, result=value)
         same = held if value is True else call(operator.eq, held, value, result=True)
         way = "this input would take another way through the model than the example did"
@@ -389,9 +406,6 @@ class AutogradFunction(nn.Module):
         return self.function.apply(*args)
 
 
-_len = len
-
-
 class _recorded:
     """Functions that do not ask their arguments what they are: record them when one is a proxy.
 
@@ -484,6 +498,14 @@ def _user_line() -> str | None:
             return None if name.startswith(_PACKAGE) else f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def _call_site() -> tuple[int, int]:
+    """The instruction of the model's code that is being executed."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
 
 
 def _error_line(error: BaseException) -> str | None:
