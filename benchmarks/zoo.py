@@ -255,6 +255,8 @@ def _check(entry: Model, record: Record) -> None:
         reason = f"relative difference {record['difference']:.1e} at batch {entry.batches[0]}"
         record.update(status="differs", reason=reason)
         return
+    if record.get("prunable"):
+        _check_export(model, example, record)
     with stage(record, "model itself fails at another batch size"):
         expected = model(*other_batch)
     with stage(record, "graph fails at another batch size"):
@@ -262,6 +264,22 @@ def _check(entry: Model, record: Record) -> None:
     if not record["difference_other_batch"] <= TOLERANCE:
         reason = f"relative difference {record['difference_other_batch']:.1e} at batch {entry.batches[1]}"
         record.update(status="differs at another batch size", reason=reason)
+
+
+def _check_export(model: nn.Module, example: Any, record: Record) -> None:
+    """Half of all gates closed at random: the slim net must compute what the gated one computes."""
+    with stage(record, "wrap or export fails"):
+        begin = time.perf_counter()
+        wrapped = fxprune.wrap(model, 1.0, example_inputs=example)
+        generator = torch.Generator().manual_seed(0)
+        wrapped.set_masks({name: torch.rand(len(gate), generator=generator) < 0.5 for name, gate in wrapped.gates.items()})
+        slim = fxprune.export(wrapped, verify=False)
+        record["export_seconds"] = round(time.perf_counter() - begin, 3)
+        record["export_difference"] = difference(wrapped(*example), slim(*example))
+        record["volume_at_half"] = wrapped.cost().volume / wrapped.full_cost().volume
+    if not record["export_difference"] <= TOLERANCE:
+        reason = f"relative difference {record['export_difference']:.1e} of the slim net under random masks"
+        record.update(status="slim net differs", reason=reason)
 
 
 def _ungated(seen: Any) -> dict[str, float]:
@@ -397,6 +415,8 @@ def summary(records: list[Record]) -> Record:
         "equal_at_example_batch": sum(record.get("difference", math.inf) <= TOLERANCE for record in records),
         "equal_at_both_batches": sum(_equal(record) for record in records),
         "inspected": len(shares),
+        "exported": sum("export_difference" in record for record in records),
+        "exported_exactly": sum(record.get("export_difference", math.inf) <= TOLERANCE for record in records),
         "without_leaves": sum("nodes" in record and not record["leaves"] for record in records),
         "median_prunable": statistics.median(shares) if shares else None,
         "prunable_below_95_percent": sum(share < 0.95 for share in shares),
@@ -412,7 +432,8 @@ def markdown(records: list[Record]) -> str:
     lines += [
         "Every parameter and buffer is random, everything runs in float64; *equal* means that the traced graph's",
         f"outputs differ from the model's by at most {TOLERANCE:.0e} of the largest one, at the example's batch size",
-        "and at another one. *Prunable*: the share of the convolutions' output volume that can go.",
+        "and at another one. *Prunable*: the share of the convolutions' output volume that can go. *Exported exactly*:",
+        "with half of all gates closed at random, the slim net equals the gated one within the same tolerance.",
         "",
     ]  # fmt: skip
     suites = list(dict.fromkeys(record["suite"] for record in records))
@@ -421,7 +442,8 @@ def markdown(records: list[Record]) -> str:
     labels = {
         "models": "models", "traced": "traced", "equal_at_both_batches": "equal at both batch sizes",
         "without_leaves": "traced without a leaf", "inspected": "inspected", "median_prunable": "median prunable share",
-        "prunable_below_95_percent": "prunable share below 95 %",
+        "prunable_below_95_percent": "prunable share below 95 %", "exported": "exported with half of the gates closed",
+        "exported_exactly": "of these exactly",
     }  # fmt: skip
     for key, label in labels.items():
         cells = [_percent(column[key]) if key == "median_prunable" else str(column[key]) for column in columns]

@@ -29,6 +29,7 @@ class Wrapped(fx.GraphModule):
 
     def __init__(self, model: nn.Module, analysis: Analysis, target: Target, options: dict[str, Any]) -> None:
         trace = analysis.channels.trace
+        in_place = [name for name, module in model.named_modules() if getattr(module, "inplace", False) is True]
         sites = find_sites(analysis)
         root = real_root(trace, model)
         like = next(iter(model.parameters()))
@@ -42,6 +43,7 @@ class Wrapped(fx.GraphModule):
         _keep_unread(root, self)
         self.train(model.training)
         hidden = {"_analysis": analysis, "target": target, "options": options, "_model": root, "_fxprune_wrapped": True}
+        hidden["_in_place"] = in_place
         for name, value in hidden.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_sized", not options["guessed"])
@@ -53,6 +55,7 @@ class Wrapped(fx.GraphModule):
 
     _analysis: Analysis
     _sized: bool
+    _in_place: list[str]  # modules that the graph runs out of place
     target: Target
     options: dict[str, Any]
     _model: nn.Module
@@ -184,6 +187,8 @@ class Wrapped(fx.GraphModule):
         del model._modules[BANK]
         state = {name: value for name, value in self.state_dict().items() if not name.startswith(BANK)}
         model.load_state_dict(state, strict=False)
+        for name in self._in_place:
+            model.get_submodule(name).inplace = True  # type: ignore[assignment]
         model.train(self.training)
         return model
 

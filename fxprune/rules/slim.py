@@ -186,7 +186,10 @@ class Slim:
         if node.op == "call_module":
             self.module(str(node.target))
         args, kwargs = self.argument(tuple(node.args)), self.argument(dict(node.kwargs))
-        return self.graph.create_node(node.op, node.target, args, kwargs)
+        made = self.graph.create_node(node.op, node.target, args, kwargs)
+        if node.meta.get("is_wrapped"):
+            made.meta["is_wrapped"] = True
+        return made
 
     def constant(self, node: fx.Node, axis: int | None = None, positions: Ids | None = None) -> Any:
         """A parameter, a buffer or what is computed from them alone, cut to ``positions`` along ``axis``."""

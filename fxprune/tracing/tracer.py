@@ -152,6 +152,7 @@ class Tracer(fx.Tracer):
 
             def opaque(error: Exception | None) -> Any:
                 made = super(Tracer, self).create_proxy(kind, target, args, kwargs)
+                made.node.meta["is_wrapped"] = True  # fx must not look inside either when it reads a pickle
                 if error is not None:
                     called = f"{target.__module__}.{target.__name__}"
                     self.leaves.append(Leaf(called, "function", _one_line(error), _error_line(error)))
@@ -210,7 +211,12 @@ class Tracer(fx.Tracer):
     def length(self, proxy: ShapeProxy) -> int:
         """How many entries a tuple or list has: known, unless code that was not looked into made it."""
         count, node = _len(proxy.value), proxy.node
-        if node.op in ("call_module", "placeholder") or (node.op == "call_function" and _is_user_function(node.target)):
+        known = node.op in ("call_method", "get_attr") or (
+            node.op == "call_function" and not _is_user_function(node.target)
+        )
+        if node.op == "call_module":
+            known = type(self.root.get_submodule(str(node.target))).__module__.startswith("torch.nn.")
+        if not known:
             self._check(node, _len, count, _user_line())
         return count
 

@@ -1,0 +1,156 @@
+"""The folder of a saved net: ``model.py`` and ``weights.pt``, there completely or not at all."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+import types
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxprune.emit.source import MARK, source
+from fxprune.errors import ExportError, FxPruneError
+
+MODEL, WEIGHTS = "model.py", "weights.pt"
+_loaded = itertools.count(1)
+
+
+def write(slim: nn.Module, folder: str | os.PathLike[str], version: str) -> Path:
+    """See ``fxprune.save``."""
+    if hasattr(slim, "_fxprune_wrapped"):
+        raise ExportError("a wrapped net was given to save()", fix="save what fxprune.export(wrapped) returns")
+    if not isinstance(slim, fx.GraphModule):
+        raise ExportError(
+            f"save() takes what fxprune.export returns, not a {type(slim).__name__}",
+            fix="wrap and export the model first, or use torch.save",
+        )
+    path = Path(os.path.realpath(folder))
+    _check_replaceable(path)
+    text = source(slim, version)
+    _check_complete(text, slim)
+    tensors = {**dict(slim.named_buffers(remove_duplicate=False)), **slim.state_dict()}
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mine = f"{path.name}.{os.getpid()}.{next(_loaded)}"
+    new, old = path.with_name(f".{mine}.new"), path.with_name(f".{mine}.old")
+    try:
+        new.mkdir()
+        (new / MODEL).write_text(text, encoding="utf-8")
+        torch.save(weights, new / WEIGHTS)
+        _replace(new, path, old)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def _replace(new: Path, path: Path, old: Path) -> None:
+    if path.exists():  # a folder that is not empty cannot be replaced at once
+        os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except BaseException:
+        if old.exists():
+            os.replace(old, path)
+        raise
+
+
+def _check_replaceable(path: Path) -> None:
+    """Only an empty folder or one of ours may go."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ExportError(f"{path} is a file", fix="name a folder that does not exist yet")
+    inside = sorted(entry.name for entry in path.iterdir() if entry.name != "__pycache__")
+    if not inside or (set(inside) <= {MODEL, WEIGHTS} and MODEL in inside and _is_ours(path / MODEL)):
+        return
+    foreign = [name for name in inside if name != WEIGHTS and not (name == MODEL and _is_ours(path / MODEL))]
+    raise ExportError(
+        f"{path} holds files that fxprune did not write: {', '.join(foreign[:4] or inside)}",
+        fix="name a folder that does not exist yet, or empty this one",
+    )
+
+
+def _is_ours(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(MARK)) == MARK.encode()
+
+
+def _check_complete(text: str, slim: nn.Module) -> None:
+    """The source gives a net with the same tensors: run it, without weights."""
+    module = _run(text, f"<{MODEL}>", "fxprune_checked_model")
+    name = next(line for line in reversed(text.split("\n")) if line.startswith("        net = ")).split()[-1][:-2]
+    with torch.device("meta"):
+        made = getattr(module, name)()
+    if _shapes(made) != _shapes(slim):
+        raise ExportError(
+            "the source that was written does not hold what the net holds",
+            fix="please report this model: it is a bug; torch.save(slim, file) works in the meantime",
+        )
+
+
+def _shapes(net: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(tensor.shape)) for name, tensor in net.state_dict().items()]
+
+
+def read(folder: str | os.PathLike[str], device: str | torch.device) -> nn.Module:
+    """See ``fxprune.load``."""
+    path = Path(folder).resolve()
+    if not path.is_dir():
+        raise FxPruneError(f"there is no folder {path}", fix="name a folder that fxprune.save wrote")
+    for name in (MODEL, WEIGHTS):
+        if not (path / name).is_file():
+            raise FxPruneError(f"{path} has no {name}", fix="name a complete folder that fxprune.save wrote")
+    if not _is_ours(path / MODEL):
+        raise FxPruneError(
+            f"{path / MODEL} was not written by fxprune, so it is not run", fix="name a folder that fxprune.save wrote"
+        )
+    try:
+        text = (path / MODEL).read_text(encoding="utf-8")
+        module = _run(text, str(path / MODEL), f"fxprune_saved_{path.name}_{next(_loaded)}")
+        made = module.load
+    except Exception as error:
+        raise FxPruneError(f"{path / MODEL} is damaged: {_one_line(error)}", fix="save the net again") from error
+    _check_whole(path / WEIGHTS)
+    try:
+        net: nn.Module = made(device)
+    except Exception as error:
+        cause = f"{path / WEIGHTS} does not belong to {MODEL}: {_one_line(error)}"
+        raise FxPruneError(cause, fix="save the net again") from error
+    return net
+
+
+def _check_whole(file: Path) -> None:
+    """torch.load does not compare checksums: a flipped bit would go unnoticed."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            bad = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
+        raise FxPruneError(f"{file} is damaged: {_one_line(error)}", fix="save the net again") from error
+    if bad is not None:
+        raise FxPruneError(f"{file} is damaged: the checksum of {bad} is wrong", fix="save the net again")
+
+
+def _run(text: str, file: str, name: str) -> Any:
+    """Import source under a name that nobody else has, without leaving compiled files beside it."""
+    module = types.ModuleType(name)
+    module.__file__ = file
+    sys.modules[name] = module
+    try:
+        exec(compile(text, file, "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return " ".join(lines[:2])[:200] or type(error).__name__

@@ -1,0 +1,209 @@
+"""The graph as the body of ``forward``: one statement per op, names used again as soon as nobody needs their value.
+
+That is how people write it, and it frees a tensor when its last reader has run.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxprune.emit.functions import INFIX, PREFIX, function_name, without_defaults
+from fxprune.emit.layout import Doc, flat, group, prefixed, render, sentence
+from fxprune.emit.literal import literal
+from fxprune.emit.records import Records, is_data_class, is_named_tuple
+from fxprune.emit.tree import access
+from fxprune.errors import ExportError
+from fxprune.report.text import short_source
+
+_SIZES = ("dim", "size", "numel")
+_FACTS = ("shape", "ndim", "dtype", "device")
+_ARITHMETIC = {*INFIX, *PREFIX} - {operator.matmul}
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_LETTERS = ["x", "y", "z", "u", "v", "w", "a", "b", "c", "d", "e"]
+
+
+class Forward:
+    """Turns one graph into lines; ``reserved`` are names that no variable may have."""
+
+    def __init__(self, graph: fx.Graph, records: Records, reserved: Iterable[str]) -> None:
+        self.records = records
+        self.nodes: list[fx.Node] = list(graph.nodes)
+        self.inputs = [node for node in self.nodes if node.op == "placeholder"]
+        self.names: dict[fx.Node, str] = {node: str(node.target).lstrip("*") for node in self.inputs}
+        self.reserved = {*reserved, *self.names.values()} - set(_LETTERS)
+        self.numbers = {node for node in self.nodes if self._is_number(node)}
+        self.inlined = self._choose_inlined()
+        self.used: set[str] = set()  # functions that were called, for the imports
+
+    def lines(self, indent: int) -> list[str]:
+        """Signature and body."""
+        arguments = [self._argument(node) for node in self.inputs]
+        made = render(group("def forward(", ["self", *arguments], "):", call=True), indent)
+        statements = [node for node in self.nodes if node.op != "placeholder" and node not in self.inlined]
+        last = {read: node for node in statements for read in self._reads(node)}
+        for node in statements:
+            made += render(self._statement(node, last), indent + 4)
+        return made
+
+    # ------------------------------------------------------------ names
+
+    def _argument(self, node: fx.Node) -> Doc:
+        name = str(node.target)
+        return prefixed(f"{name}=", self.value(node.args[0])) if node.args else name
+
+    def _reads(self, node: fx.Node) -> list[fx.Node]:
+        """The variables that a statement reads, also through what is written inside of it."""
+        found: dict[fx.Node, None] = {}
+        for parent in node.all_input_nodes:
+            if parent in self.inlined:
+                found.update(dict.fromkeys(self._reads(parent)))
+            else:
+                found[parent] = None
+        return list(found)
+
+    def _new_name(self, node: fx.Node, last: dict[fx.Node, fx.Node]) -> str:
+        """The first name of an operand that dies here, or the first one that is free."""
+        dying = self._forget(node, last)
+        taken = set(self.names.values()) | self.reserved
+        if node in self.numbers:
+            return next(name for name in _numbered(_stem(node)) if name not in taken)
+        again = [name for name in dying if re.fullmatch(r"[a-z]\d*", name) and name not in taken]
+        if again:
+            return min(again, key=lambda name: (len(name), (*_LETTERS, name).index(name), name))
+        return next(name for name in _letters() if name not in taken)
+
+    def _forget(self, node: fx.Node, last: dict[fx.Node, fx.Node]) -> list[str]:
+        """Names whose value nobody reads after this statement are free; which?"""
+        return [self.names.pop(read) for read in self._reads(node) if last[read] is node]
+
+    # ------------------------------------------------------------ what is written inside other statements
+
+    def _is_number(self, node: fx.Node) -> bool:
+        """Sizes and what is computed from them."""
+        if node.op == "call_method":
+            return node.target in _SIZES and (node.target != "size" or len(node.args) + len(node.kwargs) > 1)
+        if node.target is getattr:
+            return len(node.args) == 2 and node.args[1] in _FACTS
+        arithmetic = node.op == "call_function" and node.target in _ARITHMETIC
+        return arithmetic and bool(node.all_input_nodes) and all(self._is_number(n) for n in node.all_input_nodes)
+
+    def _choose_inlined(self) -> set[fx.Node]:
+        """Attributes; and numbers with one reader that follows at once, so that no tensor waits for it."""
+        found = {node for node in self.nodes if node.op == "get_attr"}
+        position = {node: number for number, node in enumerate(self.nodes)}
+        for node in self.numbers:
+            if len(node.users) == 1:
+                between = self.nodes[position[node] + 1 : position[next(iter(node.users))]]
+                if all(other in self.numbers or other.op == "get_attr" for other in between):
+                    found.add(node)
+        return found
+
+    # ------------------------------------------------------------ statements
+
+    def _statement(self, node: fx.Node, last: dict[fx.Node, fx.Node]) -> Doc:
+        try:
+            return self._written(node, last)
+        except ExportError as error:
+            raise ExportError(error.cause, where=f"{node.name} in the graph of the net", fix=error.fix) from None
+
+    def _written(self, node: fx.Node, last: dict[fx.Node, fx.Node]) -> Doc:
+        if node.op == "output":
+            return prefixed("return ", self.value(node.args[0]))
+        if node.target is torch._assert:
+            message = re.sub(r"(\S*[\\/]\S+:\d+)", lambda found: short_source(found[1]), str(node.args[1]))
+            made = group("torch._assert(", [self.value(node.args[0]), sentence(message)], ")", call=True)
+        else:
+            made = self._expression(node)
+            if node.users:
+                name = self._new_name(node, last)
+                self.names[node] = name
+                return prefixed(f"{name} = ", made)
+        self._forget(node, last)
+        return made
+
+    def value(self, argument: Any) -> Doc:
+        return literal(argument, self._read, self.records)
+
+    def _read(self, node: fx.Node) -> Doc:
+        return self._expression(node) if node in self.inlined else self.names[node]
+
+    def _operand(self, argument: Any) -> str:
+        """In front of or behind an operator."""
+        text = flat(self.value(argument))
+        compound = isinstance(argument, fx.Node) and argument in self.inlined and argument.target in _ARITHMETIC
+        return f"({text})" if compound or text.startswith("-") else text
+
+    def _expression(self, node: fx.Node) -> Doc:
+        if node.op == "get_attr":
+            return access(str(node.target))
+        if node.op == "call_module":
+            return self._call(access(str(node.target)), node.args, node.kwargs)
+        if node.op == "call_method":
+            return self._call(f"{self._operand(node.args[0])}.{node.target}", node.args[1:], node.kwargs)
+        return self._function(node)
+
+    def _function(self, node: fx.Node) -> Doc:
+        function: Any = node.target
+        if function is operator.eq and node.args[1] is False and _target(node.args[0]) in _COMPARISONS:
+            return f"not {flat(self.value(node.args[0]))}"
+        if not node.kwargs and function in INFIX and len(node.args) == 2:
+            left, right = (self._operand(argument) for argument in node.args)
+            return f"{left} {INFIX[function]} {right}"
+        if not node.kwargs and function in PREFIX:
+            return PREFIX[function] + self._operand(node.args[0])
+        if function is operator.getitem:
+            return f"{self._operand(node.args[0])}[{self._index(node.args[1])}]"
+        if function is getattr and len(node.args) == 2 and str(node.args[1]).isidentifier():
+            return f"{self._operand(node.args[0])}.{node.args[1]}"
+        if is_named_tuple(function) or is_data_class(function):
+            return self._call(self.records.name(function), node.args, node.kwargs)
+        name = function_name(function)
+        self.used.add(name)
+        return self._call(name, node.args, without_defaults(function, node.kwargs))
+
+    def _call(self, name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> Doc:
+        items = [self.value(argument) for argument in args]
+        for key, argument in kwargs.items():
+            if not key.isidentifier():
+                raise ExportError(f"{name} has an argument called {key!r}", fix="rename it")
+            items.append(prefixed(f"{key}=", self.value(argument)))
+        return group(f"{name}(", items, ")", call=True)
+
+    def _index(self, index: Any) -> str:
+        if isinstance(index, tuple) and index:
+            return ", ".join(map(self._index, index)) + ("," if len(index) == 1 else "")
+        if not isinstance(index, slice):
+            return flat(self.value(index))
+        parts = ["" if part is None else flat(self.value(part)) for part in (index.start, index.stop, index.step)]
+        colon = ":" if all(re.fullmatch(r"-?\w*", part) for part in parts) else " : "
+        text = colon.join(parts[:2] if not parts[2] else parts)
+        return text.strip() if parts[0] else text.lstrip()
+
+
+def _target(argument: Any) -> Any:
+    return argument.target if isinstance(argument, fx.Node) else None
+
+
+def _stem(node: fx.Node) -> str:
+    if node.target is getattr:
+        return str(node.args[1])
+    return str(node.target) if node.op == "call_method" else "number"
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    for number in count(1):
+        yield f"{stem}_{number}"
+
+
+def _letters() -> Iterator[str]:
+    yield from _LETTERS
+    for number in count(1):
+        yield f"x{number}"

@@ -1,0 +1,70 @@
+"""Named tuples and data classes that a net returns: written into the source, so that it needs nobody else's code."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from fxprune.emit.layout import group, quoted, render
+from fxprune.errors import ExportError
+
+
+class Records:
+    """The classes met so far and the names that they have in the source."""
+
+    def __init__(self, reserved: Iterable[str]) -> None:
+        self.names: dict[type, str] = {}
+        self.reserved = set(reserved)
+
+    def name(self, kind: type) -> str:
+        """The name of a plain named tuple or data class; anything that has code of its own is refused."""
+        if kind not in self.names:
+            if not (is_named_tuple(kind) or is_data_class(kind)):
+                raise ExportError(
+                    f"the net returns a {kind.__module__}.{kind.__qualname__}, which cannot be written as source",
+                    fix="return a dict, a tuple, a named tuple or a data class without methods",
+                )
+            name, count = kind.__name__, 1
+            while name in self.reserved:
+                count += 1
+                name = f"{kind.__name__}{count}"
+            self.names[kind] = name
+            self.reserved.add(name)
+        return self.names[kind]
+
+    def imports(self) -> list[str]:
+        found = []
+        if any(is_named_tuple(kind) for kind in self.names):
+            found.append("from collections import namedtuple")
+        if any(is_data_class(kind) for kind in self.names):
+            found += ["from dataclasses import dataclass", "from typing import Any"]
+        return found
+
+    def definitions(self) -> list[list[str]]:
+        """A block of lines per class."""
+        return [self._definition(kind, name) for kind, name in self.names.items()]
+
+    def _definition(self, kind: Any, name: str) -> list[str]:
+        if is_named_tuple(kind):
+            names = group("[", [quoted(field) for field in kind._fields], "]")
+            return render(group(f"{name} = namedtuple(", [quoted(name), names], ")", call=True), 0)
+        fields = [f"    {field.name}: Any" for field in dataclasses.fields(kind)]
+        return ["@dataclass", f"class {name}:", *fields]
+
+
+def is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
+
+
+_GENERATED = set(vars(dataclasses.make_dataclass("Empty", [], order=True, frozen=True)))
+
+
+def is_data_class(kind: Any) -> bool:
+    """Made by ``@dataclass`` and nothing else: no base, no method, only fields that __init__ takes."""
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind) or kind.__bases__ != (object,):
+        return False
+    code = (types.FunctionType, property, classmethod, staticmethod)
+    own = [name for name, value in vars(kind).items() if isinstance(value, code) and name not in _GENERATED]
+    return not own and all(field.init for field in dataclasses.fields(kind))

@@ -1,0 +1,148 @@
+"""What "exact" means here, as functions that raise AssertionError."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from fxprune.api import export
+from fxprune.wrapped import Wrapped
+from tests.models import leaves
+
+TOLERANCE = 1e-9
+_FUNCTIONS = {
+    F.conv1d: False, F.conv2d: False, F.conv3d: False,
+    F.conv_transpose1d: True, F.conv_transpose2d: True, F.conv_transpose3d: True,
+}  # fmt: skip
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    with torch.no_grad():
+        return model(**clone(inputs)) if isinstance(inputs, dict) else model(*clone(inputs))
+
+
+def clone(inputs: Any) -> Any:
+    """In-place ops of one model must not reach the next one's input."""
+    if isinstance(inputs, dict):
+        return {key: value.clone() for key, value in inputs.items()}
+    return tuple(value.clone() for value in inputs)
+
+
+def error(a: Any, b: Any) -> float:
+    """max|a - b| / max|b| over all tensors of two nested outputs (structure, shapes and dtypes must agree)."""
+    assert same_structure(a, b), f"outputs are built differently: {type(a)} and {type(b)}"
+    worst = 0.0
+    for one, other in zip(leaves(a), leaves(b), strict=True):
+        assert one.shape == other.shape, f"shapes {tuple(one.shape)} and {tuple(other.shape)}"
+        assert one.dtype == other.dtype
+        if one.numel() == 0:
+            continue
+        assert bool(torch.isfinite(other).all()), "not finite"
+        assert bool(torch.isfinite(one).all()), "not finite"
+        difference, size = float((one.double() - other.double()).abs().max()), float(other.double().abs().max())
+        worst = max(worst, difference / size if size else difference and float("inf"))
+    return worst
+
+
+def same_structure(a: Any, b: Any) -> bool:
+    if isinstance(b, torch.Tensor) or isinstance(a, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if isinstance(b, dict):
+        return isinstance(a, dict) and list(a) == list(b) and all(same_structure(a[key], b[key]) for key in b)
+    if isinstance(b, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same_structure, a, b))
+    if hasattr(b, "__dataclass_fields__"):
+        return type(a) is type(b) and all(same_structure(getattr(a, k), getattr(b, k)) for k in b.__dataclass_fields__)
+    return bool(a == b)
+
+
+def random_gates(wrapped: Wrapped, generator: torch.Generator) -> None:
+    """Gate values strictly between 0 and 1 (and some at 1)."""
+    bank = wrapped.bank.log_alpha
+    with torch.no_grad():
+        bank.copy_(torch.rand(bank.shape, generator=generator, dtype=bank.dtype) * 4 - 1)
+
+
+def random_masks(wrapped: Wrapped, density: float, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    return {name: torch.rand(len(gate), generator=generator) < density for name, gate in wrapped.gates.items()}
+
+
+def check_export(wrapped: Wrapped, inputs: list[Any]) -> fx.GraphModule:
+    """``export`` of a hardened net is exact, costs what it says, and is plain torch."""
+    slim = export(wrapped)
+    for given in inputs:
+        expected, found = call(wrapped, given), call(slim, given)
+        far = error(found, expected)
+        assert far <= TOLERANCE, f"slim net differs by {far:.2g} on {_shapes(given)}"
+    check_plain(slim)
+    check_cost(wrapped, slim, inputs[0])
+    return slim
+
+
+def check_plain(slim: fx.GraphModule) -> None:
+    """Nothing of fxprune is left in the slim net."""
+    assert type(slim).__mro__[1] is fx.GraphModule, type(slim).__mro__
+    for name, module in slim.named_modules():
+        assert not type(module).__module__.startswith("fxprune"), f"{name} is a {type(module)}"
+    for node in slim.graph.nodes:
+        if node.op == "call_function":
+            assert not (getattr(node.target, "__module__", "") or "").startswith("fxprune"), node.target
+
+
+class _Counter(fx.Interpreter):
+    """Measures the convolutions that a graph really runs, those inside of leaf modules included."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.volume = self.flops = 0
+        self.sizes: dict[int, int] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "call_function" and n.target in _FUNCTIONS:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            weight = n.args[1]
+            if isinstance(weight, fx.Node) and weight.op == "get_attr":  # a computed kernel is no layer
+                bias = args[2] if len(args) > 2 else kwargs.get("bias")
+                self.count(args[0], args[1], bias, result, _FUNCTIONS[n.target])
+        return result
+
+    def hook(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        assert isinstance(module, nn.modules.conv._ConvNd)
+        self.count(args[0], module.weight, module.bias, result, isinstance(module, nn.modules.conv._ConvTransposeNd))
+
+    def count(self, x: torch.Tensor, weight: torch.Tensor, bias: Any, y: torch.Tensor, transposed: bool) -> None:
+        self.sizes[id(weight)] = weight.numel() + (0 if bias is None else bias.numel())
+        rank = weight.ndim - 2
+        places = (x if transposed else y).shape[-rank:].numel()
+        self.volume += y.shape[-rank - 1 :].numel()
+        self.flops += 2 * places * weight.numel()
+
+
+def check_cost(wrapped: Wrapped, slim: fx.GraphModule, inputs: Any) -> None:
+    """The convolutions of the slim net, measured, are what ``cost()`` said."""
+    cost = wrapped.cost()
+    counter = _Counter(slim)
+    given = clone(inputs)
+    if isinstance(given, dict):
+        names = [str(node.target) for node in slim.graph.nodes if node.op == "placeholder"]
+        given = tuple(given.get(name) for name in names)
+        defaults = [node.args[0] if node.args else None for node in slim.graph.nodes if node.op == "placeholder"]
+        given = tuple(default if value is None else value for value, default in zip(given, defaults, strict=True))
+    convolutions = [module for module in slim.modules() if isinstance(module, nn.modules.conv._ConvNd)]
+    hooks = [module.register_forward_hook(counter.hook) for module in convolutions]
+    with torch.no_grad():
+        counter.run(*given)
+    for hook in hooks:
+        hook.remove()
+    params = sum(counter.sizes.values())
+    found = {"params": params, "volume": counter.volume, "flops": counter.flops}
+    said = {"params": cost.params, "volume": cost.volume, "flops": cost.flops}
+    assert found == said, f"the slim net costs {found}, cost() says {said}"
+
+
+def _shapes(inputs: Any) -> list[tuple[int, ...]]:
+    return [tuple(value.shape) for value in (inputs.values() if isinstance(inputs, dict) else inputs)]
