@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxprune.emit.source import MARK, source
+from fxprune.emit.source import END, MARK, source
 from fxprune.errors import ExportError, FxPruneError
 
 MODEL, WEIGHTS = "model.py", "weights.pt"
@@ -114,6 +114,8 @@ def read(folder: str | os.PathLike[str], device: str | torch.device) -> nn.Modul
         )
     try:
         text = (path / MODEL).read_text(encoding="utf-8")
+        if not text.rstrip().endswith(END):
+            raise EOFError("its end is missing")
         module = _run(text, str(path / MODEL), f"fxprune_saved_{path.name}_{next(_loaded)}")
         made = module.load
     except Exception as error:

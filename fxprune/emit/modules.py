@@ -22,6 +22,7 @@ _MISSING = object()
 def constructor(module: nn.Module, path: str) -> Doc:
     """The shortest call that gives a module of the same shape and settings.
 
+    >>> from fxprune.emit.layout import flat
     >>> flat(constructor(nn.Conv2d(3, 8, 3, stride=(2, 1), padding=1, padding_mode="reflect"), "conv"))
     'nn.Conv2d(3, 8, 3, stride=(2, 1), padding=1, padding_mode="reflect")'
     >>> flat(constructor(nn.MaxPool2d(2), "pool")), flat(constructor(nn.ReLU(inplace=True), "relu"))
@@ -113,11 +114,16 @@ def _makes(kind: type[nn.Module], arguments: dict[str, Any], module: nn.Module) 
 
 def _facts(module: nn.Module) -> dict[str, Any]:
     """All that a module of torch.nn computes by: its settings and the shapes of what it holds."""
-    plain = (bool, int, float, str, tuple, list, torch.Size, type(None))
+
+    def is_plain(value: Any) -> bool:
+        if isinstance(value, (tuple, list)):
+            return all(is_plain(entry) for entry in value)
+        return value is None or isinstance(value, (bool, int, float, str))
+
     facts: dict[str, Any] = {
         name: tuple(value) if isinstance(value, (list, torch.Size)) else value
         for name, value in vars(module).items()
-        if isinstance(value, plain) and not name.startswith(("_backward", "_is_", "_state", "_load", "_forward"))
+        if is_plain(value) and not name.startswith(("_backward", "_is_", "_state", "_load", "_forward"))
     }
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     facts["tensors"] = {name: tuple(tensor.shape) for name, tensor in tensors}

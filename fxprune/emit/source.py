@@ -14,7 +14,7 @@ from fxprune.emit.layout import Doc, group, prefixed, quoted, render
 from fxprune.emit.records import Records
 from fxprune.emit.tree import Contents, access, contents
 
-MARK = "# Written by fxprune"
+MARK, END = "# Written by fxprune", "    return net.eval()"  # the first words and the last line
 _OWN = ("F", "OrderedDict", "Part", "Path", "dataclass", "load", "math", "namedtuple", "nn", "operator", "put", "self",
         "tie", "torch", "Any")  # fmt: skip
 
@@ -140,4 +140,4 @@ def _load(name: str, held: Contents) -> list[str]:
     lines.append("    net.load_state_dict(weights, assign=True)")
     if held.ties:
         lines.append("    tie(net)")
-    return [*lines, "    return net.eval()"]
+    return [*lines, END]

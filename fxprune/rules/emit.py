@@ -68,7 +68,23 @@ def per_channel_function(op: Op, slim: Slim) -> Piece | None:
 
 def whole_op(op: Op, slim: Slim) -> Piece | None:
     """The op on complete operands (exact for any op), then only the channels that are wanted."""
-    return wanted_of(op, slim, Piece(slim.replay(op.node)))
+    dead = [node for node in op.inputs if slim.piece(node) is None]
+    living = next((node for node in op.inputs if node not in dead), None)
+    if living is None:
+        return None
+    operands = {node: zeros(slim, node, living) if node in dead else slim.full(node) for node in op.inputs}
+    return wanted_of(op, slim, Piece(slim.same(op, operands)))
+
+
+def zeros(slim: Slim, node: fx.Node, living: fx.Node) -> fx.Node:
+    """A dead tensor in full: sizes that it shares with a living operand are read off that one, others are fixed."""
+    model, shape = slim.full(living), node.meta["value"].shape
+    same = living.meta["value"].shape if living.meta["value"].ndim == len(shape) else ()
+    sizes = [
+        slim.graph.call_method("size", (model, axis)) if same and same[axis] == size else int(size)
+        for axis, size in enumerate(shape)
+    ]
+    return slim.graph.call_method("new_zeros", (model, sizes))
 
 
 def wanted_of(op: Op, slim: Slim, piece: Piece) -> Piece:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.ids import Ids
+from fxprune.ids import ONE, Ids
 from fxprune.rules.elementwise import also_reads, masked_fill, power
 from fxprune.rules.emit import Piece, Slim, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
@@ -38,7 +38,24 @@ def add(op: Op) -> Flow | None:
     if len(flows) == 1:  # a number or a per-channel parameter: nothing joins, but a dead channel becomes that number
         constant = next((argument for argument, flow in operands if flow is None), 0)
         return replace(flows[0], clean=_is_zero(constant), writer=None)
-    return Flow(op.table.any(*(flow.ids for flow in flows)))
+    return Flow(_any_of(op, flows))
+
+
+def _any_of(op: Op, flows: list[Flow]) -> Ids:
+    """*any*; but an operand that alone gives the result its size (the others broadcast) must not die altogether."""
+    ids = op.table.any(*(flow.ids for flow in flows))
+    shapes = {
+        node: (1,) * (op.out.ndim - node.meta["value"].ndim) + tuple(node.meta["value"].shape) for node in op.inputs
+    }
+    for node, shape in shapes.items():
+        others = [other for n, other in shapes.items() if n is not node]
+        alone = any(size > 1 and all(other[axis] == 1 for other in others) for axis, size in enumerate(shape))
+        own = np.unique(op.flows[node].ids)
+        if others and alone and ONE not in own:
+            op.notes.sized.append((op.node, own))
+            token = op.table.mix(own[None], rows=1, owner=op.node.name)
+            ids = op.table.all(ids, token.reshape((1,) * ids.ndim))
+    return ids
 
 
 @rule(operator.mul, torch.mul, torch.multiply, "mul", "multiply", "__mul__", "__rmul__")
@@ -93,7 +110,7 @@ def where(op: Op) -> Flow | None:
     if not flows:
         return None
     clean = all(_is_zero(argument) for argument, flow in operands[1:] if flow is None)
-    return Flow(also_reads(op.table, op.table.any(*(flow.ids for flow in flows)), operands[0][1]), clean)
+    return Flow(also_reads(op.table, _any_of(op, flows), operands[0][1]), clean)
 
 
 @rule(torch.addcmul, "addcmul")

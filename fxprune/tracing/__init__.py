@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Trace
 from fxprune.errors import InputError, TraceError
-from fxprune.tracing.tracer import Tracer, _error_line, _one_line
+from fxprune.tracing.frames import error_line, one_line
+from fxprune.tracing.tracer import Tracer
 from fxprune.tracing.values import meta_copy
 
 __all__ = ["example_arguments", "graph_module", "trace"]
@@ -77,19 +78,19 @@ def graph_module(traced: Trace, model: nn.Module) -> fx.GraphModule:
 def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Exception:
     """Does the model reject the example by itself, or is it only that it cannot be traced?"""
     if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_flatten((args, kwargs))[0]):
-        return TraceError(f"the model cannot be traced: {_one_line(error)}", where=_error_line(error))
+        return TraceError(f"the model cannot be traced: {one_line(error)}", where=error_line(error))
     clone = copy.deepcopy(model).eval()
     try:
         with torch.no_grad():
             clone(*args, **kwargs)
     except Exception as own:
         return InputError(
-            f"the model rejects the example inputs: {_one_line(own)}",
-            where=_error_line(own),
+            f"the model rejects the example inputs: {one_line(own)}",
+            where=error_line(own),
             fix="pass example_inputs (--input on the command line) of the shape that the model expects",
         )
     return TraceError(
-        f"the model's forward cannot be traced: {_one_line(error)}",
-        where=_error_line(error),
+        f"the model's forward cannot be traced: {one_line(error)}",
+        where=error_line(error),
         fix="move the offending lines into a submodule: what cannot be traced is then kept as a leaf",
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_flatten
 
 if TYPE_CHECKING:
     from fxprune.tracing.tracer import Tracer
@@ -129,3 +130,7 @@ for _name, _function in (
     _rounding(_name, _function)
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
     _in_place(f"__i{_name}__", getattr(operator, f"__{_name}__"))
+
+
+def proxies(tree: Any) -> list[ShapeProxy]:
+    return [leaf for leaf in tree_flatten(tree)[0] if type(leaf) is ShapeProxy]

@@ -5,30 +5,22 @@ Whatever cannot be traced becomes a leaf: the innermost module whose Python code
 
 from __future__ import annotations
 
-import builtins
-import functools
 import inspect
 import operator
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.autograd.variable import VariableMeta
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Leaf, Specialisation
+from fxprune.tracing.frames import call_site, error_line, one_line, user_line
 from fxprune.tracing.inplace import functional_form, overlapping
-from fxprune.tracing.proxy import ShapeProxy
+from fxprune.tracing.proxy import ShapeProxy, proxies
+from fxprune.tracing.recorded import Recorded, Untraceable, true_len
 from fxprune.tracing.values import Values, conv_cost, to_meta
-
-_len = len  # while tracing, the builtin is ours
-
-
-class Untraceable(Exception):
-    """Python asked for something that only data can answer."""
 
 
 class TrainingFlag(int):
@@ -63,7 +55,7 @@ class Tracer(fx.Tracer):
         self.values = Values(root, self.real, self.device)
         self.example = inspect.signature(root.forward).bind(*args, **kwargs)
         self.attribute_names = {id(t): n for n, t in [*root.named_parameters(), *root.named_buffers()]}
-        with _recorded(self):
+        with Recorded(self):
             return self.trace(root)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
@@ -123,7 +115,7 @@ class Tracer(fx.Tracer):
             if argument in self.stale:
                 raise Untraceable(self.stale[argument])
         node = self.graph.create_node(kind, target, args, kwargs, name, None)
-        node.meta["source"] = _user_line()
+        node.meta["source"] = user_line()
         node.meta["module"] = self.scope.module_path
         if kind != "output":
             paused, self.paused = self.paused, True
@@ -155,7 +147,7 @@ class Tracer(fx.Tracer):
                 made.node.meta["is_wrapped"] = True  # fx must not look inside either when it reads a pickle
                 if error is not None:
                     called = f"{target.__module__}.{target.__name__}"
-                    self.leaves.append(Leaf(called, "function", _one_line(error), _error_line(error)))
+                    self.leaves.append(Leaf(called, "function", one_line(error), error_line(error)))
                 return made
 
             return self._inlined(target, opaque, args, kwargs)
@@ -192,9 +184,9 @@ class Tracer(fx.Tracer):
         if isinstance(proxy.value, torch.Tensor):
             return convert(self._constant(proxy, convert.__name__))
         if convert is operator.index and not final:
-            self.pending.append((proxy, _call_site()))
+            self.pending.append((proxy, call_site()))
             return operator.index(proxy.value)
-        value, source = convert(proxy.value), _user_line()
+        value, source = convert(proxy.value), user_line()
         self.specialisations.append(
             Specialisation(proxy.node.name, "branch" if convert is bool else "value", value, source)
         )
@@ -203,21 +195,21 @@ class Tracer(fx.Tracer):
 
     def _settle(self) -> None:
         pending, self.pending = self.pending, []
-        here = _call_site()
+        here = call_site()
         for proxy, site in pending:
             if site != here:
                 self.specialise(proxy, operator.index, final=True)
 
     def length(self, proxy: ShapeProxy) -> int:
         """How many entries a tuple or list has: known, unless code that was not looked into made it."""
-        count, node = _len(proxy.value), proxy.node
+        count, node = true_len(proxy.value), proxy.node
         known = node.op in ("call_method", "get_attr") or (
             node.op == "call_function" and not _is_user_function(node.target)
         )
         if node.op == "call_module":
             known = type(self.root.get_submodule(str(node.target))).__module__.startswith("torch.nn.")
         if not known:
-            self._check(node, _len, count, _user_line())
+            self._check(node, true_len, count, user_line())
         return count
 
     def _constant(self, proxy: ShapeProxy, what: str) -> Any:
@@ -238,7 +230,7 @@ class Tracer(fx.Tracer):
             return made
 
         held: Any = node
-        if convert is not None and (convert is _len or type(node.meta["value"]) is not type(value)):
+        if convert is not None and (convert is true_len or type(node.meta["value"]) is not type(value)):
             held = call(convert, node, result=value)
         same = held if value is True else call(operator.eq, held, value, result=True)
         way = "this input would take another way through the model than the example did"
@@ -246,7 +238,7 @@ class Tracer(fx.Tracer):
 
     def training_was_read(self, path: str) -> None:
         self.training_reads += 1
-        self.specialisations.append(Specialisation(path or "model", "training", False, _user_line()))
+        self.specialisations.append(Specialisation(path or "model", "training", False, user_line()))
 
     # ---------------------------------------------------------------- in place
 
@@ -328,7 +320,7 @@ class Tracer(fx.Tracer):
             m.__dict__["training"] = False
             leaf = super(Tracer, self).create_proxy("call_module", path, args, kwargs)
             if error is not None:
-                self._note_leaf(m, path, args, kwargs, _one_line(error), _error_line(error))
+                self._note_leaf(m, path, args, kwargs, one_line(error), error_line(error))
             return leaf
 
         try:
@@ -352,7 +344,7 @@ class Tracer(fx.Tracer):
         """Trace through ``call``; where that fails, take back what it recorded and keep it as one opaque node."""
         mark, reads = self.graph._root._prev, self.training_reads
         state = dict(self.stale), len(self.specialisations), len(self.leaves), set(self.checked)
-        names = {proxy: proxy.node for proxy in _proxies((args, kwargs))}
+        names = {proxy: proxy.node for proxy in proxies((args, kwargs))}
         try:
             made = call(*args, **kwargs)
         except Exception as error:
@@ -393,137 +385,11 @@ class Tracer(fx.Tracer):
         return flag
 
 
-# -------------------------------------------------------------------- helpers
-
-_FACTORIES = (
-    "arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn",
-    "randperm", "tensor", "zeros",
-)  # fmt: skip
-
-
-class AutogradFunction(nn.Module):
-    """A custom autograd function as a module: opaque, with its own backward."""
-
-    def __init__(self, function: type[torch.autograd.Function]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function.apply(*args)
-
-
-class _recorded:
-    """Functions that do not ask their arguments what they are: record them when one is a proxy.
-
-    These are torch's factories (``torch.zeros(x.shape[0])``) and what the model's author marked with ``torch.fx.wrap``.
-    """
-
-    def __init__(self, tracer: Tracer) -> None:
-        self.tracer, self.saved = tracer, []  # type: tuple[Tracer, list[tuple[dict[str, Any], str, Any]]]
-        self.unwrap_dead_wrappers: Callable[..., Any] = torch._functorch.utils.unwrap_dead_wrappers
-        self.marked = dict(fx._symbolic_trace._wrapped_fns_to_patch)
-
-    def __enter__(self) -> None:
-        fx._symbolic_trace._wrapped_fns_to_patch.clear()  # fx would make them opaque; we look inside first
-        self._put(vars(builtins), "len", self._length)
-        self._put(vars(torch._functorch.utils), "unwrap_dead_wrappers", self._stored_apply)
-        VariableMeta.__call__ = lambda cls, data, *_, **__: data  # type: ignore[method-assign]
-        self.apply = torch.autograd.Function.__dict__["apply"]
-        torch.autograd.Function.apply = classmethod(self._apply)  # type: ignore[assignment, method-assign]
-        places = [(torch.__dict__, name) for name in _FACTORIES]
-        places += [
-            (scope, name) for (_, name), scope in self.marked.items() if isinstance(scope.get(name), types.FunctionType)
-        ]
-        for scope, name in places:
-            self._put(scope, name, self._recording(scope[name]))
-
-    def _put(self, scope: dict[str, Any], name: str, function: Callable[..., Any]) -> None:
-        self.saved.append((scope, name, scope[name]))
-        scope[name] = function
-
-    def _length(self, thing: Any) -> Any:
-        """``len(x)`` of a tensor is a size like any other: passed on, it stays symbolic."""
-        if type(thing) is ShapeProxy and isinstance(thing.value, torch.Tensor) and not self.tracer.paused:
-            return self.tracer.call_method(thing, "size", (0,), {})
-        return _len(thing)
-
-    def _stored_apply(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What ``apply`` does first, also one that the model bound to an attribute before tracing began."""
-        if _proxies(args):
-            raise Untraceable("a custom autograd function")
-        return tuple(self.unwrap_dead_wrappers(args))
-
-    def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.tracer.paused or not _proxies((args, kwargs)):
-            return self.apply.__get__(None, function)(*args, **kwargs)
-        if any(isinstance(argument, nn.Module) for argument in args):
-            raise Untraceable(f"a custom autograd function on modules, {function.__name__}")
-        return self.tracer.create_proxy("call_module", self.tracer._path(AutogradFunction(function)), args, kwargs)
-
-    def _recording(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.tracer.paused or not _proxies((args, kwargs)):
-                return function(*args, **kwargs)
-            return self.tracer.create_proxy("call_function", function, args, kwargs)
-
-        return call
-
-    def __exit__(self, *_: object) -> None:
-        for scope, name, function in reversed(self.saved):
-            scope[name] = function
-        torch.autograd.Function.apply = self.apply  # type: ignore[method-assign]
-        del VariableMeta.__call__
-        fx._symbolic_trace._wrapped_fns_to_patch.update(self.marked)
-
-
 def _nodes(tree: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg(tree, lambda node: found.append(node))
     return found
 
 
-def _proxies(tree: Any) -> list[ShapeProxy]:
-    return [leaf for leaf in tree_flatten(tree)[0] if type(leaf) is ShapeProxy]
-
-
 def _is_user_function(target: Any) -> bool:
     return isinstance(target, types.FunctionType) and not (target.__module__ or "").startswith(("torch.", "math"))
-
-
-_PACKAGE = __file__.rsplit("tracing", 1)[0]
-_LIBRARY = (str(torch.__path__[0]) + "/", _PACKAGE + "tracing")
-
-
-def _user_line() -> str | None:
-    """``file:line`` of the innermost frame that is neither torch's nor ours."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((*_LIBRARY, "<")):
-            return None if name.startswith(_PACKAGE) else f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None
-
-
-def _call_site() -> tuple[int, int]:
-    """The instruction of the model's code that is being executed."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
-        frame = frame.f_back
-    return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
-
-
-def _error_line(error: BaseException) -> str | None:
-    where, step = None, error.__traceback__
-    while step is not None:
-        name = step.tb_frame.f_code.co_filename
-        if not name.startswith(_LIBRARY):
-            where = f"{name}:{step.tb_lineno}"
-        step = step.tb_next
-    return where
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__

@@ -1,0 +1,45 @@
+"""Which line of the model's own code is being executed, or failed."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import torch
+
+_PACKAGE = __file__.rsplit("tracing", 1)[0]
+_LIBRARY = (str(torch.__path__[0]) + "/", _PACKAGE + "tracing")
+
+
+def user_line() -> str | None:
+    """``file:line`` of the innermost frame that is neither torch's nor ours."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*_LIBRARY, "<")):
+            return None if name.startswith(_PACKAGE) else f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def call_site() -> tuple[int, int]:
+    """The instruction of the model's code that is being executed."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
+
+
+def error_line(error: BaseException) -> str | None:
+    where, step = None, error.__traceback__
+    while step is not None:
+        name = step.tb_frame.f_code.co_filename
+        if not name.startswith(_LIBRARY):
+            where = f"{name}:{step.tb_lineno}"
+        step = step.tb_next
+    return where
+
+
+def one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

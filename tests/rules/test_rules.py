@@ -1,0 +1,145 @@
+"""Every rule, numerically: a convolution, the op, a convolution; random masks; the slim net equals the gated one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxprune
+from fxprune.errors import RuleError
+from fxprune.rules import RULES, Flow, Op, find_rule, rule
+from fxprune.tracing import trace
+from tests.exactness import check_export, random_gates, random_masks
+from tests.models import randomise
+
+CASES: dict[str, Callable[..., Any]] = {
+    "relu": lambda n, x, y: F.relu(x),
+    "sigmoid": lambda n, x, y: torch.sigmoid(x),
+    "identity": lambda n, x, y: n.identity(x),
+    "prelu": lambda n, x, y: n.prelu(x),
+    "clamp": lambda n, x, y: x.clamp(-0.3, 0.4) + x.clamp_min(0.2),
+    "power": lambda n, x, y: x**2 + torch.pow(x.abs() + 1, -0.5),
+    "masked_fill": lambda n, x, y: x.masked_fill(y > 0, 0.7) + x.masked_fill(x < 0, 0),
+    "softmax": lambda n, x, y: x.softmax(1) + F.normalize(y, dim=1) + F.softmax(x, dim=3),
+    "response": lambda n, x, y: F.local_response_norm(x, 3),
+    "add": lambda n, x, y: x + y - 0.3,
+    "sub": lambda n, x, y: torch.sub(x, y, alpha=2.0) + torch.maximum(x, y),
+    "multiply": lambda n, x, y: x * y + x * torch.sigmoid(y),
+    "divide": lambda n, x, y: x / (y.abs() + 1) + 2 / (x.abs() + 1),
+    "compare": lambda n, x, y: x * (x > y) + (y >= 0.1) * y,
+    "where": lambda n, x, y: torch.where(x > 0.2, x, y) + torch.where(y > 0, 0.5, x),
+    "addcmul": lambda n, x, y: torch.addcmul(x, x, y, value=0.5),
+    "glu": lambda n, x, y: torch.cat([F.glu(x, 1), F.glu(y, 1)], 1),
+    "linear": lambda n, x, y: n.linear(x.movedim(1, -1)).movedim(-1, 1),
+    "matmul": lambda n, x, y: (x.flatten(2) @ (y.flatten(2).mT @ x.flatten(2))).reshape(x.shape),
+    "batch_norm": lambda n, x, y: n.norm(x + y) + F.batch_norm(x, n.mean, n.variance, n.scale, n.shift),
+    "instance_norm": lambda n, x, y: n.instance(x),
+    "layer_norm": lambda n, x, y: n.layer(x.movedim(1, -1)).movedim(-1, 1),
+    "group_norm": lambda n, x, y: n.group(x + y) + n.group_of_layer(x),
+    "pool": lambda n, x, y: F.max_pool2d(x, 3, 1, 1) + F.avg_pool2d(y, 3, 1, 1),
+    "unpool": lambda n, x, y: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2) + y,
+    "resize": lambda n, x, y: F.interpolate(F.avg_pool2d(x, 2), size=y.shape[-2:], mode="bilinear") + y,
+    "grid_sample": lambda n, x, y: F.grid_sample(x, n.grid(x), align_corners=False),
+    "unfold": lambda n, x, y: F.fold(F.unfold(x, 3, padding=1), (8, 10), 3, padding=1) + y,
+    "pixels": lambda n, x, y: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2) + y,
+    "pad": lambda n, x, y: F.pad(x[:, :4], (0, 0, 0, 0, 2, 2)) + F.pad(y, (1, 1, 1, 1), mode="reflect")[..., 1:-1, 1:-1],
+    "reduce": lambda n, x, y: x * x.mean(1, keepdim=True) + y.amax((2, 3), keepdim=True) + x.max(1, keepdim=True).values,
+    "move": lambda n, x, y: n.shuffle(x) + x.flip(1) + y.roll(2, 1),
+    "getitem": lambda n, x, y: torch.cat([x[:, ::2], y[:, 1:5]], 1),
+    "index": lambda n, x, y: x.index_select(1, n.index) + y[:, n.index],
+    "cat": lambda n, x, y: torch.cat([torch.cat([x, y], 0).chunk(2)[0][:, :5], y[:, 5:]], 1),
+    "stack": lambda n, x, y: torch.stack([x, y], 2).sum(2),
+    "together": lambda n, x, y: torch.slice_scatter(x, y[:, :3], 1, 2, 5),
+    "like": lambda n, x, y: x + torch.ones_like(y) * y.mean(1, keepdim=True).expand_as(y),
+    "sizes": lambda n, x, y: x.reshape(x.size(0), x.shape[1], -1).mean(2, keepdim=True)[..., None] + y / y.numel(),
+}  # fmt: skip
+
+
+class Sandwich(nn.Module):
+    """conv -> op -> conv, with everything that an op may need at hand."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1)
+        self.c, self.head = nn.Conv2d(8, 6, 1), nn.Conv2d(6, 4, 1)
+        self.identity, self.prelu, self.norm = nn.Identity(), nn.PReLU(8), nn.BatchNorm2d(8)
+        self.linear, self.instance, self.layer = nn.Linear(8, 8), nn.InstanceNorm2d(8, affine=True), nn.LayerNorm(8)
+        self.group, self.group_of_layer, self.shuffle = nn.GroupNorm(4, 8), nn.GroupNorm(4, 8), nn.ChannelShuffle(2)
+        self.scale, self.shift = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("variance", torch.ones(8))
+        self.register_buffer("index", torch.tensor([3, 0, 7, 1, 5, 2, 6, 4]))
+
+    def grid(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.shift[0] + x.mean((1, 2, 3)))[:, None, None, None].expand(-1, 8, 10, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.c(CASES[self.name](self, self.a(x), self.b(x)))))
+
+
+def sandwich(name: str) -> nn.Module:
+    model = Sandwich(name).double().eval()
+    randomise(model, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.variance.abs_().add_(0.5)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule(name: str) -> None:
+    model = sandwich(name)
+    examples = [(torch.randn(batch, 3, 8, 10, dtype=torch.float64),) for batch in (2, 3)]
+    wrapped = fxprune.wrap(model, 1 / 2, example_inputs=examples[0])
+    torch.testing.assert_close(wrapped(*examples[1]), model(*examples[1]))
+    for density in (0.8, 0.5, 0.2, 0.0):
+        generator = torch.Generator().manual_seed(int(10 * density))
+        random_gates(wrapped, generator)
+        wrapped.set_masks(random_masks(wrapped, density, generator))
+        check_export(wrapped, examples)
+
+
+def test_every_rule_has_a_case() -> None:
+    used = set()
+    for name in CASES:
+        model = sandwich(name)
+        traced = trace(model, torch.randn(2, 3, 8, 10, dtype=torch.float64))
+        for node in traced.graph.nodes:
+            module = traced.root.get_submodule(node.target) if node.op == "call_module" else None
+            found = find_rule(node, module) if node.op.startswith("call") else None
+            used.add(id(found))
+    missing = sorted({made.relate.__name__ for made in RULES.values() if id(made) not in used})
+    assert not missing, f"rules without a numeric test: {missing}"
+
+
+def test_two_rules_for_one_op_are_refused() -> None:
+    with pytest.raises(RuleError, match="two rules"):
+        rule(operator.add)(lambda op: op.flow())
+
+
+def test_adding_a_rule_frees_what_was_frozen() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), _Sinc(), nn.Conv2d(8, 2, 1)).double()
+    x = torch.randn(1, 3, 4, 5, dtype=torch.float64)
+    assert fxprune.inspect(net, x).layers[0].gates == 0
+
+    @rule(torch.sinc)
+    def sinc(op: Op) -> Flow:
+        return Flow(op.flow().ids, clean=False)
+
+    try:
+        wrapped = fxprune.wrap(net, 1 / 2, example_inputs=x)
+        wrapped.set_masks({"0": torch.tensor([True, False] * 4)})
+        check_export(wrapped, [(x,)])
+    finally:
+        del RULES[torch.sinc]
+
+
+class _Sinc(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sinc(x)

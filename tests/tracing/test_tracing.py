@@ -1,0 +1,234 @@
+"""What real models do in their forward, one habit per test."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxprune
+from fxprune.errors import InputError, TraceError
+from fxprune.tracing import graph_module, trace
+
+
+class Net(nn.Module):
+    """A convolution and a function that uses it."""
+
+    def __init__(self, forward: Any) -> None:
+        super().__init__()
+        self.conv, self.run = nn.Conv2d(3, 8, 3, padding=1), forward
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.run(self, x)
+
+
+def traced(forward: Any, x: torch.Tensor) -> tuple[nn.Module, nn.Module, Any]:
+    model = Net(forward).double().eval()
+    made = trace(model, x)
+    return model, graph_module(made, model), made
+
+
+X = torch.randn(2, 3, 8, 6, dtype=torch.float64)
+LARGER = torch.randn(3, 3, 10, 12, dtype=torch.float64)
+
+
+def unpacked(net: Net, x: torch.Tensor) -> torch.Tensor:
+    b, c, h, w = net.conv(x).shape
+    return net.conv(x).view(b, c, h * w).mean(2)
+
+
+def iterated(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    return F.interpolate(y, size=[int(2) * d for d in y.shape[2:]])
+
+
+def split(net: Net, x: torch.Tensor) -> torch.Tensor:
+    parts = net.conv(x).split(2, dim=1)
+    return sum(part * k for k, part in zip((1, 2, 3, 4), parts, strict=True))
+
+
+def length(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.conv(x).reshape(len(x), -1)
+
+
+def rounded(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return F.adaptive_avg_pool2d(net.conv(x), (math.ceil(x.shape[2] / 3), round(x.shape[3] / 2)))
+
+
+def factory(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.conv(x) + torch.arange(x.shape[3], dtype=x.dtype, device=x.device) + torch.zeros(x.size(0), 1, 1, 1)
+
+
+def larger_of(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return F.interpolate(net.conv(x), size=max(x.shape[2], 4))
+
+
+@pytest.mark.parametrize("forward", [unpacked, iterated, split, length, rounded, factory, larger_of])
+def test_sizes_that_are_passed_on_stay_symbolic(forward: Any) -> None:
+    model, graph, _ = traced(forward, X)
+    for x in (X, LARGER):
+        torch.testing.assert_close(graph(x), model(x), rtol=0, atol=0)
+
+
+def branching(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    return y.mean((2, 3)) if x.shape[2] > 8 else y.amax((2, 3))
+
+
+def counting(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    return sum(y[:, :, row] for row in range(y.shape[2]))
+
+
+def halved(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.conv(x)[:, :, : int(x.shape[2] * 0.3)]
+
+
+@pytest.mark.parametrize("forward", [branching, counting, halved])
+def test_what_python_consumes_is_asserted(forward: Any) -> None:
+    model, graph, made = traced(forward, X)
+    torch.testing.assert_close(graph(X), model(X))
+    assert made.specialisations
+    assert "test_tracing.py" in made.specialisations[0].source
+    with pytest.raises(AssertionError, match="another way"):
+        graph(LARGER)
+
+
+def in_place(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    z = y.relu_()
+    y += 1
+    return y * 2 + z  # z and y are one tensor
+
+
+def into_slice(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    y[:, 2:4] = y[:, 0:2] * 2
+    y[:, 0] = 1.0
+    return y
+
+
+@pytest.mark.parametrize("forward", [in_place, into_slice])
+def test_in_place_ops_keep_their_meaning(forward: Any) -> None:
+    model, graph, _ = traced(forward, X)
+    torch.testing.assert_close(graph(X), model(X), rtol=0, atol=0)
+
+
+class Undecided(nn.Module):
+    """Looks at data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Holder(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.a, self.inner, self.b = nn.Conv2d(3, 4, 1), inner, nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.inner(self.a(x)))
+
+
+def test_the_innermost_module_that_cannot_be_traced_becomes_a_leaf() -> None:
+    model = Holder(nn.Sequential(nn.ReLU(), Undecided())).double()
+    made = trace(model, X)
+    assert [leaf.path for leaf in made.leaves] == ["inner.1"]
+    assert "depends on the input" in made.leaves[0].reason
+    torch.testing.assert_close(graph_module(made, model)(X), model(X))
+
+
+def test_a_root_that_cannot_be_traced_is_an_error_with_its_line() -> None:
+    with pytest.raises(TraceError, match="depends on the input") as caught:
+        trace(Undecided(), X)
+    assert "test_tracing.py" in str(caught.value)
+
+
+def test_an_input_that_the_model_rejects_is_told_apart() -> None:
+    with pytest.raises(InputError, match="rejects the example"):
+        trace(Holder(nn.Identity()), torch.zeros(1, 5, 4, 4))
+
+
+class Caching(nn.Module):
+    """Keeps what it saw on itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.seen = nn.Conv2d(3, 4, 1), []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = self.conv(x)
+        self.seen.append(self.last)
+        return self.last.relu()
+
+
+def test_the_model_is_untouched() -> None:
+    model = Caching()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trace(model, torch.zeros(1, 3, 4, 4))
+    assert not hasattr(model, "last")
+    assert model.seen == []
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.conv(x), 0.5, training=self.training)
+
+
+def test_functional_dropout_follows_the_mode() -> None:
+    model = Dropping()
+    graph = graph_module(trace(model, torch.ones(1, 3, 4, 4)), model)
+    x = torch.ones(1, 3, 4, 4)
+    torch.testing.assert_close(graph.eval()(x), model.eval()(x))
+    assert bool((graph.train()(x) == 0).any())
+
+
+class Options(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: torch.Tensor, *, other: dict[str, torch.Tensor], double: bool = False) -> dict[str, Any]:
+        y = self.conv(x) + other["bias"]
+        return {"y": y * 2 if double else y, "parts": [y.mean(), (y.amax(), 3)]}
+
+
+def test_keywords_dicts_and_flags() -> None:
+    model = Options().double()
+    given = {"x": X, "other": {"bias": torch.randn(4, 1, 1).double()}, "double": True}
+    graph = graph_module(trace(model, given), model)
+    torch.testing.assert_close(graph(**given), model(**given))
+    with pytest.raises(AssertionError, match="another way"):
+        graph(**{**given, "double": False})
+
+
+def test_parametrized_and_subclassed_layers_are_convolutions() -> None:
+    class Standardised(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+            return F.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+    class Named(nn.Conv2d):
+        """The same forward as its parent."""
+
+    net = nn.Sequential(Standardised(3, 8, 3), Named(8, 8, 3), nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1)),
+                        nn.Conv2d(8, 2, 1))  # fmt: skip
+    seen = fxprune.inspect(net, torch.zeros(1, 3, 12, 12))
+    assert [layer.name for layer in seen.layers] == ["0", "1", "2", "3"]
+    assert [layer.gates for layer in seen.layers] == [8, 8, 8, 0]
+
+
+def test_without_an_example_shapes_must_not_matter() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    assert len(fxprune.wrap(net, 1 / 2).gates["0"]) == 8
+    with pytest.raises(TraceError, match="example_inputs"):
+        fxprune.wrap(Net(branching), 1 / 2)
