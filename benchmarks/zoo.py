@@ -217,7 +217,7 @@ def _check(entry: Model, record: Record) -> None:
     record["nodes"] = len(traced.graph.nodes)
     record["specialisations"] = len(traced.specialisations)
     record["leaves"] = [{**asdict(leaf), "source": place(leaf.source)} for leaf in traced.leaves]
-    with ConvVolume(model, [leaf.path for leaf in traced.leaves]) as counted:
+    with ConvVolume(model, [leaf.path for leaf in traced.leaves if leaf.type != "function"]) as counted:
         varied = model(*entry.example(entry.batches[0]))
     record["conv_volume"] = counted.total
     record["leaf_share"] = counted.inside / max(counted.total, 1)

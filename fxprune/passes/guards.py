@@ -47,7 +47,7 @@ def requirements(channels: Channels, layers: tuple[Layer, ...]) -> tuple[Require
         if layer.why == "writes a model output":
             for call in layer.calls:
                 found.append(Requirement(f"{layer.name}, which writes an output", call.ids[:, 0], every=True))
-    return tuple(requirement for requirement in found if requirement.every or not (requirement.ids == ONE).any())
+    return tuple(r for r in found if r.ids.size and (r.every or not (r.ids == ONE).any()))
 
 
 def spine(channels: Channels, layers: tuple[Layer, ...]) -> tuple[Guard, ...]:

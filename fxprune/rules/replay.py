@@ -125,7 +125,7 @@ def _source(node: fx.Node, slim: Slim) -> tuple[fx.Node | None, list[fx.Node]]:
     while True:
         parent, own = _parent(node)
         if not all(_is_movement(step, slim) for step in own):
-            return None, steps
+            return (node if steps else None), steps
         steps[:0] = own
         if not _is_movement(parent, slim):
             return parent, steps
