@@ -38,8 +38,9 @@ fuzz: $(STAMP)  ## Run the randomized tests (long)
 bench: $(STAMP)  ## Measure analysis time
 	$(BIN)/python benchmarks/analysis_time.py
 
-demo: $(STAMP)  ## Inspect a ResNet-18
-	$(BIN)/fxprune inspect torchvision.models:resnet18 --input 1x3x224x224 --preload benchmarks/torchvision_ops.py
+demo: $(STAMP)  ## Train and prune a residual net on real handwriting
+	$(BIN)/fxprune inspect examples/models.py:resnet8 --input 1x3x16x16
+	$(BIN)/python examples/digits.py
 
 docs:  ## Say where the documentation is
 	@echo "The documentation is Markdown, in docs/."
