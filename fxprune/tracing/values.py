@@ -24,6 +24,8 @@ _SAME_TENSOR: tuple[type[nn.Module], ...] = (
 
 def to_meta(tree: Any) -> Any:
     """Every tensor in a nested structure, moved to the meta device."""
+    if isinstance(tree, torch.Tensor):
+        return tree if tree.is_meta else tree.to("meta")
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
@@ -69,6 +71,10 @@ class Values:
 
     def __init__(self, root: nn.Module, real: nn.Module, device: torch.device) -> None:
         self.root, self.real, self.device = root, real, device
+        self.modules = dict(root.named_modules())
+
+    def _module(self, path: str) -> nn.Module:
+        return self.modules.get(path) or self.root.get_submodule(path)  # some are made inside forward()
 
     def of(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
@@ -76,16 +82,18 @@ class Values:
             return False if path.rpartition(".")[2] == "training" else to_meta(_attribute(self.root, path))
         args: Any = fx.node.map_arg(node.args, lambda n: n.meta["value"])
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["value"])
-        module = self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module = self._module(str(node.target)) if node.op == "call_module" else None
         if isinstance(module, _SAME_TENSOR) and len(args) == 1:
             return args[0]
         if isinstance(module, _SAME_SHAPE) and len(args) == 1:
             return args[0].new_empty(args[0].shape)
+        if node.target is torch.cat and len(args) == 2 and isinstance(args[1], int):
+            return _cat(args[0], args[1])
         if node.target is getattr and args[1] == "device" and isinstance(args[0], torch.Tensor):
             return self.device
         with torch.no_grad():
             try:
-                return self._run(node, module, to_meta(tuple(args)), to_meta(dict(kwargs)))
+                return self._run(node, module, tuple(args), dict(kwargs))
             except (NotImplementedError, RuntimeError) as error:
                 if not _is_meta_gap(error):
                     raise
@@ -119,6 +127,17 @@ class Values:
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             assert callable(node.target)
             return node.target(*args, **kwargs)
+
+
+def _cat(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """The meta kernel of ``cat`` takes as long as tracing the rest of a dense block."""
+    first = tensors[0]
+    same = all(t.ndim == first.ndim and t.dtype == first.dtype for t in tensors)
+    axis = dim % first.ndim if first.ndim else 0
+    shapes = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
+    if not same or len(shapes) > 1:
+        return torch.cat(tensors, dim)  # let torch decide, or complain
+    return first.new_empty((*first.shape[:axis], sum(t.shape[axis] for t in tensors), *first.shape[axis + 1 :]))
 
 
 def _is_meta_gap(error: Exception) -> bool:
