@@ -392,4 +392,4 @@ def _nodes(tree: Any) -> list[fx.Node]:
 
 
 def _is_user_function(target: Any) -> bool:
-    return isinstance(target, types.FunctionType) and not (target.__module__ or "").startswith(("torch.", "math"))
+    return isinstance(target, types.FunctionType) and (target.__module__ or "").split(".")[0] not in ("torch", "math")
