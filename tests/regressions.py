@@ -2,28 +2,93 @@
 
 from __future__ import annotations
 
-from tests.programs import Conv, Depthwise, PadChannels, Program, Reuse
+from tests.programs import (
+    Affine,
+    Cat,
+    ChannelsLast,
+    Conv,
+    Depthwise,
+    GroupNorm,
+    InPlace,
+    LayerNorm,
+    Norm,
+    PadChannels,
+    PerChannel,
+    Program,
+    Reuse,
+    Shuffle,
+    Split,
+    Where,
+)
 
 PROGRAMS: dict[str, Program] = {
-    "the cost of a second call that nobody reads": Program(
-        parts=(
-            Conv(x=0, out=2),
-            Reuse(part=0, x=0),
-        ),
+    # cost() counts every call of a shared layer, the slim net runs only those that something living reads
+    "cost of a second call that nobody reads": Program(
+        parts=(Conv(x=0, out=2), Reuse(part=0, x=0)),
         outputs=(1,),
     ),
-    "the cost of a second call of a depthwise layer that nobody reads": Program(
-        parts=(
-            Depthwise(x=0),
-            Reuse(part=0, x=0),
-        ),
+    "cost of a second call that nobody reads, depthwise": Program(
+        parts=(Depthwise(x=0), Reuse(part=0, x=0)),
         outputs=(1,),
     ),
-    "zeros as large as a tensor that is gone": Program(
-        parts=(
-            Conv(x=0, out=2),
-            PadChannels(x=1, cat=True),
-        ),
+    "cost of a call whose reader is pruned away": Program(
+        parts=(Depthwise(x=0), Conv(x=1, out=3), Reuse(part=0, x=0), Cat(xs=(2, 3)), Conv(x=4, out=2)),
+        outputs=(5,),
+        seed=1,
+    ),
+    "cost of a call whose input is pruned away": Program(
+        parts=(Conv(x=0, out=5), Conv(x=0, out=3), Reuse(part=0, x=2), Where(condition=1, a=3, b=1)),
+        outputs=(4,),
+    ),
+    # zeros padded to the channels count as dead, and are masked again behind an op that makes something of zeros
+    "padding, then a constant": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), Affine(x=2, shift=0.5)),
+        outputs=(3,),
+    ),
+    "padding, then a parameter": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), PerChannel(x=2)),
+        outputs=(3,),
+    ),
+    "padding, then batch norm": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), Norm(x=2)),
+        outputs=(3,),
+    ),
+    "padding, then group norm": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), GroupNorm(x=2)),
+        outputs=(3,),
+    ),
+    "padding, then layer norm": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), LayerNorm(x=2)),
+        outputs=(3,),
+    ),
+    "padding, then layer norm, channels last": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), ChannelsLast(x=2)),
+        outputs=(3,),
+    ),
+    # x.new_zeros(...) of an x that has no living channel
+    "zeros like a tensor that is gone": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1, cat=True)),
         outputs=(0,),
+    ),
+    "zeros like a tensor that is gone, only they are read": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1, before=2, cat=True), Split(x=2, sizes=(1, 4), how="slice")),
+        outputs=(3,),
+    ),
+    "zeros like a shuffled tensor that is gone": Program(
+        parts=(Conv(x=0, out=2), Shuffle(x=1), Shuffle(x=1), PadChannels(x=3, cat=True)),
+        outputs=(0,),
+    ),
+    "zeros like a permuted tensor that is gone": Program(
+        parts=(Conv(x=0, out=2), ChannelsLast(x=0, inner="mlp"), PadChannels(x=2, cat=True)),
+        outputs=(0,),
+    ),
+    # refused with a TraceError: one view is written in place, then another one is read
+    "a slice of what is written in place": Program(
+        parts=(Conv(x=0, out=4), Split(x=1, sizes=(2, 2), how="slice"), InPlace(x=1)),
+        outputs=(2,),
+    ),
+    "what a piece of it is written to in place": Program(
+        parts=(Split(x=0, sizes=(1, 1, 1)), InPlace(x=1), Conv(x=0, out=2)),
+        outputs=(4,),
     ),
 }

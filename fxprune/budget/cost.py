@@ -87,13 +87,17 @@ class CostModel:
             live = 1 - (1 - rows_of).prod(1)  # per group
             columns = (columns_of.sum(1) * live).amax() if len(live) > 1 else columns_of.sum()
             weights = rows * columns * calls[0].kernel
+            # A call whose result nobody reads is not made.
+            made = [1 - (1 - present[i]).prod() if len(calls) > 1 else 1 for i in ids]
+            area = sum(call.area * live for call, live in zip(calls, made, strict=True))
+            sites = sum(call.sites * live for call, live in zip(calls, made, strict=True))
             size = weights + (rows if calls[0].bias else zero)
             if calls[0].is_conv:
-                volume = volume + rows * sum(call.area for call in calls)
-                flops = flops + 2 * weights * sum(call.sites for call in calls)
+                volume = volume + rows * area
+                flops = flops + 2 * weights * sites
                 params = params + size
             else:
-                other_flops = other_flops + 2 * weights * sum(call.sites for call in calls)
+                other_flops = other_flops + 2 * weights * sites
                 other_params = other_params + size
         for count, ids in self.affines:
             other_params = other_params + count * _union([present[i] for i in ids]).sum()

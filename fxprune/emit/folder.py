@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxprune.emit.source import END, MARK, source
+from fxprune.emit.source import END, MARK, class_name, source
 from fxprune.errors import ExportError, FxPruneError
 
 MODEL, WEIGHTS = "model.py", "weights.pt"
@@ -85,10 +85,10 @@ def _is_ours(file: Path) -> bool:
 
 def _check_complete(text: str, slim: nn.Module) -> None:
     """The source gives a net with the same tensors: run it, without weights."""
-    module = _run(text, f"<{MODEL}>", "fxprune_checked_model")
-    name = next(line for line in reversed(text.split("\n")) if line.startswith("        net = ")).split()[-1][:-2]
+    module = _run(text, f"<{MODEL}>", f"fxprune_checked_{next(_loaded)}")
+    del sys.modules[module.__name__]
     with torch.device("meta"):
-        made = getattr(module, name)()
+        made = getattr(module, class_name(slim))()
     if _shapes(made) != _shapes(slim):
         raise ExportError(
             "the source that was written does not hold what the net holds",

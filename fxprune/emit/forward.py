@@ -20,7 +20,7 @@ from fxprune.emit.literal import literal
 from fxprune.emit.records import Records, is_data_class, is_named_tuple
 from fxprune.emit.tree import access
 from fxprune.errors import ExportError
-from fxprune.report.text import short_source
+from fxprune.tracing.frames import short_source
 
 _SIZES = ("dim", "size", "numel")
 _FACTS = ("shape", "ndim", "dtype", "device")
@@ -37,6 +37,8 @@ class Forward:
         self.nodes: list[fx.Node] = list(graph.nodes)
         self.inputs = [node for node in self.nodes if node.op == "placeholder"]
         self.names: dict[fx.Node, str] = {node: str(node.target).lstrip("*") for node in self.inputs}
+        for name in set(reserved) & set(self.names.values()):
+            raise ExportError(f"an input of the net is called {name!r}", fix="rename it: the source needs this name")
         self.reserved = {*reserved, *self.names.values()} - set(_LETTERS)
         self.numbers = {node for node in self.nodes if self._is_number(node)}
         self.inlined = self._choose_inlined()

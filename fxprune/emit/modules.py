@@ -29,7 +29,7 @@ def constructor(module: nn.Module, path: str) -> Doc:
     ('nn.MaxPool2d(2)', 'nn.ReLU(inplace=True)')
     """
     kind = _torch_class(module, path)
-    if _has_hooks(module):
+    if has_hooks(module):
         raise _refused(path, f"({type(module).__name__}) has hooks, which are Python code")
     if kind is nn.Sequential:
         return _sequential(module, path)
@@ -70,9 +70,10 @@ def _refused(path: str, why: str) -> ExportError:
     )
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module, *, inside: bool = True) -> bool:
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(each, name, None) for each in module.modules() for name in names)
+    owners = module.modules() if inside else [module]
+    return any(getattr(owner, name, None) for owner in owners for name in names)
 
 
 def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:

@@ -6,13 +6,15 @@ import keyword
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from fxprune.emit.forward import Forward
 from fxprune.emit.idle import without_idle
 from fxprune.emit.layout import Doc, group, prefixed, quoted, render
+from fxprune.emit.modules import has_hooks
 from fxprune.emit.records import Records
 from fxprune.emit.tree import Contents, access, contents
+from fxprune.errors import ExportError
 
 MARK, END = "# Written by fxprune", "    return net.eval()"  # the first words and the last line
 _OWN = ("F", "OrderedDict", "Part", "Path", "dataclass", "load", "math", "namedtuple", "nn", "operator", "put", "self",
@@ -44,7 +46,9 @@ def put(net, path, value, persistent=True):
 
 def source(slim: fx.GraphModule, version: str) -> str:
     """Python source whose ``load()`` gives the net, with the weights of the file ``weights.pt`` beside it."""
-    name = _class_name(type(slim).__name__)
+    name = class_name(slim)
+    if has_hooks(slim, inside=False):
+        raise ExportError("the net has hooks, which are Python code", fix="remove them before saving")
     graph, idle = without_idle(slim)
     held = contents(slim, graph)
     records = Records({*_OWN, name, *keyword.kwlist})
@@ -64,7 +68,9 @@ def source(slim: fx.GraphModule, version: str) -> str:
     return f"{head}\n\n{imports}{space}" + "\n\n\n".join(rest) + "\n"
 
 
-def _class_name(name: str) -> str:
+def class_name(slim: nn.Module) -> str:
+    """That of the original, unless the source needs it for something else."""
+    name = type(slim).__name__
     fits = name.isidentifier() and not keyword.iskeyword(name) and name not in _OWN
     return name if fits else "Net"
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from fxprune.core import Channels, Freeze, Trace
 from fxprune.ids import ONE, Ids, IdTable
 from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
+from fxprune.rules.elementwise import not_zero
 from fxprune.tracing.values import Values
 
 
@@ -49,6 +50,7 @@ def relate(trace: Trace) -> Channels:
         masks=tuple(notes.masks),
         freezes=tuple(freezes),
         opaque=frozenset(notes.opaque),
+        filled=frozenset(notes.filled),
         sized=tuple(notes.sized),
         tied=tuple(notes.tied),
         outputs=tuple(outputs),
@@ -65,14 +67,15 @@ def _relate_node(
     rule = find_rule(node, module)
     if not inputs:  # sizes and factories: new tensors that no channel reaches
         return constant_flow(node.meta["value"])
+    op = Op(node, module, table, flows, notes)
     try:
-        answer = rule.relate(Op(node, module, table, flows, notes)) if rule is not None else None
+        answer = rule.relate(op) if rule is not None else None
     except NoChannels:
         answer = None
     if answer is not None or not _has_tensor(node.meta["value"]):
         if any(not flow.clean for flow in tree_flatten(answer)[0] if isinstance(flow, Flow)):
             notes.masks.append(node)
-        return tree_map(lambda flow: _masked(flow, table), answer)
+        return tree_map(lambda flow: _masked(flow, op), answer)
     notes.opaque.add(node)
     if all(bool((flow.ids == ONE).all()) for flow in inputs):
         return constant_flow(node.meta["value"])
@@ -98,11 +101,11 @@ def _also_sized(node: fx.Node, flows: dict[fx.Node, Any], sources: set[fx.Node],
     return flow
 
 
-def _masked(flow: Any, table: IdTable) -> Any:
+def _masked(flow: Any, op: Op) -> Any:
     """What a mask leaves behind. A mask has one entry per channel: positions within a channel live and die together."""
     if not isinstance(flow, Flow) or flow.clean:
         return flow
-    return replace(flow, ids=table.collapse(flow.ids), clean=True)
+    return replace(flow, ids=op.table.collapse(not_zero(op, flow.ids)), clean=True)
 
 
 def op_name(node: fx.Node, module: Any = None) -> str:

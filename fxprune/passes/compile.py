@@ -13,6 +13,7 @@ from torch import fx, nn
 from fxprune.core import Channels
 from fxprune.passes.order import channel_order
 from fxprune.rules import Flow, find_rule, same_op
+from fxprune.rules.emit import whole_op
 from fxprune.rules.slim import Gone, Piece, Slim
 
 
@@ -71,6 +72,8 @@ def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
         slim.pieces[node] = None
     elif rule is None or node in slim.channels.opaque or not slim.reads_channels(node):
         slim.pieces[node] = Piece(slim.replay(node))
+    elif node in slim.channels.filled:
+        slim.pieces[node] = whole_op(op, slim)
     elif not rule.lazy or op.module is not None:
         slim.pieces[node] = (rule.emit or same_op)(op, slim)
 

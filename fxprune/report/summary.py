@@ -11,7 +11,8 @@ from rich.text import Text
 
 from fxprune.inspection import Inspection
 from fxprune.report.notes import Notes, grain_legend
-from fxprune.report.text import human, listing, lower_bound, percent, plural, short_source
+from fxprune.report.text import human, listing, lower_bound, percent, plural
+from fxprune.tracing.frames import short_source
 
 METRICS = {
     "volume": "volume",

@@ -8,7 +8,8 @@ from xml.etree import ElementTree as ET
 from fxprune.inspection import Inspection, LayerInfo
 from fxprune.report.layout import Layout, Segment, layered
 from fxprune.report.notes import Notes
-from fxprune.report.text import human, percent, plural, short_source
+from fxprune.report.text import human, percent, plural
+from fxprune.tracing.frames import short_source
 
 _CHARACTER = 6.7  # width of one, in the 11 px monospace font
 _MARGIN = 20.0

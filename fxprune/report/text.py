@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path, PureWindowsPath
 
 
 def human(number: float) -> str:
@@ -45,21 +44,6 @@ def lower_bound(fraction: float) -> str:
     if 0 < fraction < 0.1:  # a coarser step than a tenth would mislead
         return f"1/{math.floor(1 / fraction + 1e-9)}"
     return f"{math.ceil(fraction * 1000 - 1e-9) / 1000:g}"
-
-
-def short_source(source: str | None) -> str:
-    """``file:line`` with the last two parts of the path, so that it reads the same on every machine.
-
-    >>> short_source("/usr/lib/python3/site-packages/torchvision/models/resnet.py:268")
-    'models/resnet.py:268'
-    """
-    if not source:
-        return ""
-    inside = Path(source)
-    if inside.is_absolute() and inside.parent == Path.cwd():
-        return inside.name
-    parts = PureWindowsPath(source).parts if "\\" in source else inside.parts
-    return "/".join(part.strip("\\/") for part in parts[-2:])
 
 
 def fold_name(name: str, width: int) -> str:

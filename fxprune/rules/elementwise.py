@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fxprune.core import Affine
-from fxprune.ids import ONE, Ids, IdTable
+from fxprune.ids import ONE, ZERO, Ids, IdTable
 from fxprune.rules.emit import Piece, Slim, per_channel_function, per_channel_module, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
@@ -101,6 +101,21 @@ def masked_fill(op: Op) -> Flow:
     return Flow(also_reads(op.table, flow.ids, mask), clean, flow.scaler)
 
 
+def not_zero(op: Op, ids: Ids) -> Ids:
+    """Behind an op that makes something of zeros, channels that the model padded with zeros carry data.
+
+    They live as long as the tensor that they were padded to, which must not die altogether.
+    """
+    if not bool((ids == ZERO).any()):
+        return ids
+    op.notes.filled.add(op.node)
+    others = np.unique(ids[ids != ZERO])
+    if others.size == 0 or ONE in others:
+        return np.where(ids == ZERO, ONE, ids)
+    op.notes.sized.append((op.node, others))
+    return np.where(ids == ZERO, op.table.mix(others[None], rows=1, owner=op.node.name), ids)
+
+
 def also_reads(table: IdTable, ids: Ids, other: Flow | None) -> Ids:
     """The same life as ``ids``, but ``other`` is needed too: a condition chooses values, it does not carry any."""
     if other is None or bool((other.ids == ONE).all()):
@@ -136,7 +151,7 @@ def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = Fal
     """Every element depends on all others along ``axes``: alive as before, but computing one needs all living ones."""
     flow = op.flow()
     axes = [axis for axis in axes if flow.ids.shape[axis] > 1]
-    ids = flow.ids
+    ids = flow.ids if clean else not_zero(op, flow.ids)
     if axes:
         kept = [axis for axis in range(ids.ndim) if axis not in axes]
         groups = ids.transpose(*kept, *axes).reshape(-1, math.prod(ids.shape[axis] for axis in axes))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fxprune.core import Affine
-from fxprune.rules.elementwise import beside_channels, share_statistics
+from fxprune.rules.elementwise import beside_channels, not_zero, share_statistics
 from fxprune.rules.emit import (
     Piece,
     Slim,
@@ -68,7 +68,7 @@ def group_norm(op: Op) -> Flow | None:
         return replace(flow, clean=False, writer=None)
     if flow.axis != 1:
         return None
-    grouped = flow.ids.reshape(groups, -1)
+    grouped = not_zero(op, flow.ids).reshape(groups, -1)
     op.notes.tied.append(grouped)
     statistics = op.table.mix(grouped, rows=1, owner=op.node.name)
     return Flow(op.table.all(grouped, statistics).reshape(flow.ids.shape), clean=False)

@@ -137,6 +137,7 @@ class Notes:
     anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)  # layer -> the batch norm that carries its gate
     masks: list[fx.Node] = field(default_factory=list)  # ops behind which dead channels are no longer zero
     opaque: set[fx.Node] = field(default_factory=set)
+    filled: set[fx.Node] = field(default_factory=set)
     sized: list[tuple[fx.Node, Ids]] = field(default_factory=list)  # tensors whose size the model reads
     tied: list[Ids] = field(default_factory=list)  # groups x channels that a group norm treats together
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from fxprune.ids import ONE
 from fxprune.rules.emit import Piece, Slim
 from fxprune.rules.registry import Flow, Op, constant_flow, rule
 from fxprune.rules.slim import Gone
@@ -41,7 +42,11 @@ def attribute(op: Op) -> Any:
 )  # fmt: skip
 def like(op: Op) -> Any:
     _note(op)
-    return constant_flow(op.out)
+    flow = op.find(op.node.args[0])
+    if flow is None or bool((flow.ids == ONE).any()):
+        return constant_flow(op.out)
+    token = op.table.mix(np.unique(flow.ids)[None], rows=1, owner=op.node.name)  # lives as long as what it reads
+    return Flow(token.reshape((1,) * op.out.ndim))
 
 
 @rule("expand_as", "view_as", "reshape_as")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path, PureWindowsPath
 
 import torch
 
@@ -43,3 +44,18 @@ def error_line(error: BaseException) -> str | None:
 def one_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def short_source(source: str | None) -> str:
+    """``file:line`` with the last two parts of the path, so that it reads the same on every machine.
+
+    >>> short_source("/usr/lib/python3/site-packages/torchvision/models/resnet.py:268")
+    'models/resnet.py:268'
+    """
+    if not source:
+        return ""
+    inside = Path(source)
+    if inside.is_absolute() and inside.parent == Path.cwd():
+        return inside.name
+    parts = PureWindowsPath(source).parts if "\\" in source else inside.parts
+    return "/".join(part.strip("\\/") for part in parts[-2:])

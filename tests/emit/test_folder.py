@@ -118,7 +118,7 @@ def test_truncated(slim: fx.GraphModule, share: float, tmp_path: Path) -> None:
         folder = fxprune.save(slim, tmp_path / name.partition(".")[0])
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[: int(len(whole) * share)])
-        with pytest.raises(FxPruneError, match="is damaged|was not written by fxprune") as caught:
+        with pytest.raises(FxPruneError, match=r"is damaged|was not written by fxprune") as caught:
             fxprune.load(folder)
         assert name in str(caught.value)
 
@@ -208,9 +208,20 @@ def test_leaves_made_of_torchs_modules(tmp_path: Path) -> None:
 
 
 def test_hooks(slim: fx.GraphModule, tmp_path: Path) -> None:
-    slim.get_submodule("0").register_forward_hook(lambda *_: None)
+    hook = slim.register_forward_hook(lambda *_: None)
     with pytest.raises(ExportError, match="hooks"):
         fxprune.save(slim, tmp_path / "slim")
+    hook.remove()
+    slim.get_submodule("0").register_forward_hook(lambda *_: None)
+    with pytest.raises(ExportError, match=r"'0'.*hooks"):
+        fxprune.save(slim, tmp_path / "slim")
+
+
+def test_inputs_that_hide_torch(tmp_path: Path) -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_function(torch.sin, (graph.placeholder("torch"),)))
+    with pytest.raises(ExportError, match="'torch'"):
+        fxprune.save(fx.GraphModule(nn.Module(), graph), tmp_path / "slim")
 
 
 def test_what_is_no_slim_net(tmp_path: Path) -> None:

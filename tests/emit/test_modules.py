@@ -33,7 +33,7 @@ MODULES: list[tuple[nn.Module, str]] = [
     (nn.LayerNorm([6, 6], bias=False), "nn.LayerNorm((6, 6), bias=False)"),
     (nn.RMSNorm((4, 5), eps=1e-3), "nn.RMSNorm((4, 5), eps=0.001)"),
     (nn.LocalResponseNorm(3, k=2.0), "nn.LocalResponseNorm(3, k=2.0)"),
-    (nn.PReLU(4, init=0.1), "nn.PReLU(num_parameters=4)"),
+    (nn.PReLU(4, init=0.1), "nn.PReLU(num_parameters=4, init=0.1)"),
     (nn.ReLU6(), "nn.ReLU6()"),
     (nn.Hardtanh(-2, 2), "nn.Hardtanh(min_val=-2, max_val=2)"),
     (nn.LeakyReLU(0.2, inplace=True), "nn.LeakyReLU(negative_slope=0.2, inplace=True)"),
@@ -96,9 +96,9 @@ def test_changed_after_it_was_made() -> None:
 
 
 def test_functions_that_are_not_torchs() -> None:
-    with pytest.raises(ExportError, match="test_modules.mine"):
+    with pytest.raises(ExportError, match=r"test_modules\.mine"):
         function_name(mine)
-    with pytest.raises(ExportError, match="OpOverload|sum"):
+    with pytest.raises(ExportError, match="sum"):
         function_name(torch.ops.prims.sum.default)
 
 

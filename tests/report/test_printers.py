@@ -24,8 +24,9 @@ from fxprune.report.notes import collect
 from fxprune.report.summary import foot, head
 from fxprune.report.svg import draw
 from fxprune.report.table import layer_table
-from fxprune.report.text import fold_name, lower_bound, short_source
+from fxprune.report.text import fold_name, lower_bound
 from fxprune.report.tree import layer_tree
+from fxprune.tracing.frames import short_source
 
 NETS = Path(__file__).parent / "nets.py"
 
