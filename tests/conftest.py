@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from torchvision_ops import declare_torchvision_ops
 
 declare_torchvision_ops()
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # nets this small only get slower with more
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

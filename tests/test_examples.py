@@ -71,7 +71,8 @@ def test_examples_train(models: ModuleType) -> None:
 
 def test_digits_example_runs(tmp_path: Path) -> None:
     """The demo, in a small setting."""
-    command = [sys.executable, "examples/digits.py", "--epochs", "1", "1", "--width", "8", "--save", str(tmp_path / "slim")]
+    command = [sys.executable, "examples/digits.py", "--epochs", "1", "1", "--width", "8"]
+    command += ["--save", str(tmp_path / "slim")]
     done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "test accuracy" in done.stdout

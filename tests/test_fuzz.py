@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, seed, settings
 
+from fxprune.errors import TraceError
 from tests.programs import Program, check, programs
-from tests.regressions import PROGRAMS
+from tests.regressions import PROGRAMS, REFUSED
 
 SHORT = 300
 LONG = int(os.environ.get("FXPRUNE_FUZZ_EXAMPLES", "2000"))
@@ -41,7 +42,13 @@ def search(examples: int, start: int) -> Counter[str]:
     @given(programs())
     def run(program: Program) -> None:
         seen["drawn"] += 1
-        gated = check(program)
+        try:
+            gated = check(program)
+        except TraceError as error:
+            if "written in place" not in str(error):
+                raise
+            seen["refused"] += 1
+            gated = False
         seen["gated" if gated else "no gate"] += 1
         assume(gated)
         seen["parts"] += len(program.parts)
@@ -56,7 +63,7 @@ def report(seen: Counter[str]) -> str:
     mean = seen["parts"] / max(seen["gated"], 1)
     return (
         f"fuzz: {seen['gated']} random nets exact ({shares}), {mean:.1f} parts on average; "
-        f"{seen['drawn']} drawn, {seen['no gate']} without a gate"
+        f"{seen['drawn']} drawn, {seen['no gate']} without a gate or refused ({seen['refused']})"
     )
 
 
@@ -78,6 +85,12 @@ def test_many_random_programs(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_regressions(name: str) -> None:
     check(PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_refusals(name: str) -> None:
+    with pytest.raises(TraceError, match="written in place through another view"):
+        check(REFUSED[name])
 
 
 def test_programs_can_be_pasted() -> None:

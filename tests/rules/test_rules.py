@@ -48,7 +48,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "grid_sample": lambda n, x, y: F.grid_sample(x, n.grid(x), align_corners=False),
     "unfold": lambda n, x, y: F.fold(F.unfold(x, 3, padding=1), (8, 10), 3, padding=1) + y,
     "pixels": lambda n, x, y: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2) + y,
-    "pad": lambda n, x, y: F.pad(x[:, :4], (0, 0, 0, 0, 2, 2)) + F.pad(y, (1, 1, 1, 1), mode="reflect")[..., 1:-1, 1:-1],
+    "pad": lambda n, x, y: F.pad(x[:, :4], (0, 0, 0, 0, 2, 2)) + F.pad(y, (1, 1, 1, 1), mode="reflect")[..., 2:, 2:],
     "reduce": lambda n, x, y: x * x.mean(1, keepdim=True) + y.amax((2, 3), keepdim=True) + x.max(1, keepdim=True).values
     + y.max(1)[0].unsqueeze(1),
     "move": lambda n, x, y: n.shuffle(x) + x.flip(1) + y.roll(2, 1),

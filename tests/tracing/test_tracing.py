@@ -43,7 +43,7 @@ def unpacked(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 def iterated(net: Net, x: torch.Tensor) -> torch.Tensor:
     y = net.conv(x)
-    return F.interpolate(y, size=[int(2) * d for d in y.shape[2:]])
+    return F.interpolate(y, size=[2 * d for d in y.shape[2:]])
 
 
 def split(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -220,8 +220,8 @@ def test_parametrized_and_subclassed_layers_are_convolutions() -> None:
     class Named(nn.Conv2d):
         """The same forward as its parent."""
 
-    net = nn.Sequential(Standardised(3, 8, 3), Named(8, 8, 3), nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1)),
-                        nn.Conv2d(8, 2, 1))  # fmt: skip
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1))
+    net = nn.Sequential(Standardised(3, 8, 3), Named(8, 8, 3), normed, nn.Conv2d(8, 2, 1))
     seen = fxprune.inspect(net, torch.zeros(1, 3, 12, 12))
     assert [layer.name for layer in seen.layers] == ["0", "1", "2", "3"]
     assert [layer.gates for layer in seen.layers] == [8, 8, 8, 0]
