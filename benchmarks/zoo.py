@@ -272,7 +272,8 @@ def _check_export(model: nn.Module, example: Any, record: Record) -> None:
         begin = time.perf_counter()
         wrapped = fxprune.wrap(model, 1.0, example_inputs=example)
         generator = torch.Generator().manual_seed(0)
-        wrapped.set_masks({name: torch.rand(len(gate), generator=generator) < 0.5 for name, gate in wrapped.gates.items()})
+        counts = {name: len(gate) for name, gate in wrapped.gates.items()}
+        wrapped.set_masks({name: torch.rand(count, generator=generator) < 0.5 for name, count in counts.items()})
         slim = fxprune.export(wrapped, verify=False)
         record["export_seconds"] = round(time.perf_counter() - begin, 3)
         record["export_difference"] = difference(wrapped(*example), slim(*example))
