@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.programs import (
+    Act,
     Affine,
     Cat,
     ChannelsLast,
@@ -11,6 +12,7 @@ from tests.programs import (
     GroupNorm,
     InPlace,
     LayerNorm,
+    Mul,
     Norm,
     PadChannels,
     PerChannel,
@@ -18,6 +20,7 @@ from tests.programs import (
     Reuse,
     Shuffle,
     Split,
+    SqueezeExcite,
     Where,
 )
 
@@ -64,6 +67,31 @@ PROGRAMS: dict[str, Program] = {
     "padding, then layer norm, channels last": Program(
         parts=(Conv(x=0, out=2), PadChannels(x=1), ChannelsLast(x=2)),
         outputs=(3,),
+    ),
+    "padding, times its own sigmoid, then a constant": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), Mul(a=2, b=2, sigmoid=True), Affine(x=3, shift=0.5)),
+        outputs=(4,),
+    ),
+    "padding, where, then softplus": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), Where(condition=2, a=2, b=2), Act(x=3, kind="softplus")),
+        outputs=(4,),
+    ),
+    "padding, a depthwise layer, then a constant": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), Depthwise(x=2, bias=False), Affine(x=3, shift=0.5)),
+        outputs=(4,),
+    ),
+    "padding, squeeze and excite, then a constant": Program(
+        parts=(Conv(x=0, out=2), PadChannels(x=1), SqueezeExcite(x=2), Affine(x=3, shift=0.5)),
+        outputs=(4,),
+    ),
+    "the padding alone, then a constant": Program(
+        parts=(
+            Conv(x=0, out=2),
+            PadChannels(x=1, after=2),
+            Split(x=2, sizes=(2, 2)),
+            Affine(x=4, shift=0.5),
+        ),
+        outputs=(5,),
     ),
     # x.new_zeros(...) of an x that has no living channel
     "zeros like a tensor that is gone": Program(

@@ -190,6 +190,7 @@ def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tens
     else:
         slim.count("scatter")
         at = slim.buffer("index", torch.from_numpy(index))
+        part = graph.call_method("type_as", (part, one.node))  # autocast may have made them differ
         parts = [graph.call_method("index_add", (one.node, axis, at, part)), *fresh]
     return Piece(graph.call_function(torch.cat, (parts, axis)) if len(parts) > 1 else parts[0], axis, positions)
 

@@ -196,9 +196,9 @@ def _relabel(op: Op, slim: Slim, piece: Piece, source: fx.Node, steps: list[fx.N
     origin = moved.reshape(-1)  # position here -> position in the source
     flow = slim.flow(op.node)
     assert flow is not None
-    wanted = np.broadcast_to(
-        slim.present[flow.ids], [op.out.shape[axis] if k == axis else 1 for k in range(op.out.ndim)]
-    ).reshape(-1)
+    living = slim.present[flow.ids]
+    rows = np.moveaxis(living, axis, 0).reshape(living.shape[axis], -1)
+    wanted = np.broadcast_to(np.logical_or.reduce(rows, axis=1), [op.out.shape[axis]])
     label = np.full(value.shape[axis], -1, dtype=np.int64)
     kept = np.flatnonzero(wanted)
     if np.unique(origin[kept]).size != kept.size:

@@ -232,7 +232,12 @@ class Tracer(fx.Tracer):
         held: Any = node
         if convert is not None and (convert is true_len or type(node.meta["value"]) is not type(value)):
             held = call(convert, node, result=value)
-        same = held if value is True else call(operator.eq, held, value, result=True)
+        if value is True:
+            same = held
+        elif value is False:
+            same = call(torch.sym_not, held, result=True)
+        else:
+            same = call(operator.eq, held, value, result=True)
         way = "this input would take another way through the model than the example did"
         call(torch._assert, same, f"fxprune: {way} ({value!r} at {source or node.name})", result=None)
 
