@@ -120,7 +120,10 @@ class IdTable:
             flat, which = np.unique(flat, axis=1, return_inverse=True)
         out = self._new(flat.shape[1])
         self.blocks.append(Join(kind, out, tuple(flat), frozenset(n for n, (i, _) in enumerate(kept) if i in scalers)))
-        return out[which.reshape(-1)].reshape(wide[0].shape)
+        # What is made of nothing but padding is padding itself, and not merely dead under every mask.
+        zeros = [np.asarray(ids) == ZERO for _, ids in kept]
+        padding = np.logical_and.reduce(zeros) if kind == "any" else np.logical_or.reduce(zeros)
+        return np.where(padding, ZERO, out[which.reshape(-1)].reshape(wide[0].shape))
 
     def _bounded(self, ids: Ids) -> Ids:
         """Ids that vary along several axes (tokens x channels) are collapsed before they multiply."""

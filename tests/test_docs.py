@@ -11,7 +11,7 @@ from fxprune.rules import RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN = [page for page in PAGES if page.name != "deploy.md"]  # tests/test_deploy.py runs that one, where ONNX is installed
+RUN = [page for page in PAGES if page.name != "deploy.md"]  # run by tests/test_deploy.py, where ONNX is installed
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from fxprune.core import Channels
+from fxprune.errors import ExportError
 from fxprune.passes.order import channel_order
 from fxprune.rules import Flow, find_rule, same_op
 from fxprune.rules.emit import whole_op
@@ -23,7 +24,14 @@ def compile_slim(
     """The slim module and how its joins were written (kind -> count)."""
     slim = Slim(channels, model, present, gate_values, channel_order(channels, present))
     for node in channels.trace.graph.nodes:
-        _write(node, slim)
+        try:
+            _write(node, slim)
+        except Gone as error:
+            raise ExportError(
+                f"the slim net cannot be written: {error}",
+                where=node.meta.get("source"),
+                fix="keep a channel of it alive: wrap(..., ignore=(the layer that writes it,))",
+            ) from error
     _drop_unread(slim.graph)
     slim.graph.lint()
     made = fx.GraphModule(slim.root, slim.graph, type(model).__name__)

@@ -101,14 +101,15 @@ def masked_fill(op: Op) -> Flow:
     return Flow(also_reads(op.table, flow.ids, mask), clean, flow.scaler)
 
 
-def not_zero(op: Op, ids: Ids) -> Ids:
+def not_zero(op: Op, ids: Ids, *, fill: bool = True) -> Ids:
     """Behind an op that makes something of zeros, channels that the model padded with zeros carry data.
 
     They live as long as the tensor that they were padded to, which must not die altogether.
     """
     if not bool((ids == ZERO).any()):
         return ids
-    op.notes.filled.add(op.node)
+    if fill:
+        op.notes.filled.add(op.node)
     others = np.unique(ids[ids != ZERO])
     if others.size == 0 or ONE in others:
         return np.where(ids == ZERO, ONE, ids)

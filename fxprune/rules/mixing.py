@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxprune.core import Mixer
-from fxprune.ids import Ids
+from fxprune.ids import ZERO, Ids
+from fxprune.rules.elementwise import not_zero
 from fxprune.rules.emit import Piece, Slim, living_only, scaled_by_gate, whole_op
 from fxprune.rules.registry import Flow, Op, rule
 
@@ -61,6 +62,8 @@ def linear(op: Op) -> Flow | None:
 
 
 def _mix(op: Op, inputs: Ids, rows: int, axis: int, *, sites: int, is_conv: bool) -> Flow:
+    padding = (inputs == ZERO).all(1, keepdims=True)  # a group that reads padding alone writes its bias
+    inputs = np.where(padding, not_zero(op, inputs, fill=False), inputs) if bool(padding.any()) else inputs
     ids = op.table.mix(inputs, rows, owner=op.node.name)
     kernel, bias = math.prod(op.get("weight", 1).shape[2:]), op.get("bias", 2) is not None
     name, area = _owner(op, op.raw(1, "weight")), math.prod(op.out.shape[axis + 1 :])
@@ -119,7 +122,8 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
         columns = even_columns(read[groups])
         if this.is_depthwise and len(calls) == 1:  # any order of groups will do: take the operand's
             existing = piece.along(axis, read.size)
-            groups = existing[np.isin(existing, groups)]
+            order = existing[np.isin(existing, groups)]
+            groups = np.concatenate([order, groups[~np.isin(groups, order)]])
     node = slim.fetch(source, axis, (groups[:, None] * read.shape[1] + columns).reshape(-1))
     written = (groups[:, None] * kept.shape[1] + rows).reshape(-1)
     values = slim.gate_values.get(this.name)
