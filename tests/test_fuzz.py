@@ -89,7 +89,7 @@ def test_regressions(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_refusals(name: str) -> None:
-    with pytest.raises((TraceError, ExportError), match="written in place through another view|cannot be written"):
+    with pytest.raises((TraceError, ExportError), match=r"written in place through another view|cannot be written"):
         check(REFUSED[name])
 
 
