@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch.export import Dim
 
 import fxprune
-from tests.emit.nets import hardened, slim_of
+from tests.emit.artefact_nets import hardened, slim_of
 from tests.exactness import TOLERANCE, call, error
 from tests.models import ZOO, randomise
 

@@ -14,7 +14,7 @@ from torch import fx, nn
 import fxprune
 from fxprune import FxPruneError
 from fxprune.errors import ExportError
-from tests.emit.nets import hardened, slim_of
+from tests.emit.artefact_nets import hardened, slim_of
 
 
 @pytest.fixture

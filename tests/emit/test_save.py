@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 import fxprune
-from tests.emit.nets import FOREIGN, RECORDS, hardened, slim_of
+from tests.emit.artefact_nets import FOREIGN, RECORDS, hardened, slim_of
 from tests.exactness import call, error
 from tests.models import ZOO, leaves
 
