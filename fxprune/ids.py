@@ -94,6 +94,8 @@ class IdTable:
     def mix(self, inputs: Ids, rows: int, owner: str) -> Ids:
         """``rows`` new ids for each group of ``inputs`` (groups x inputs); returns groups x rows."""
         groups = inputs.shape[0]
+        if inputs.shape[1] == 0:  # of an empty tensor
+            inputs = np.full((groups, 1), ONE, dtype=np.int64)
         out = self._new(groups * rows).reshape(groups, rows)
         self.blocks.append(Mix(out, inputs, np.full_like(out, OPEN), owner))
         return out

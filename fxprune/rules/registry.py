@@ -108,7 +108,7 @@ class Op:
         """An argument with every constant tensor replaced by its value; raises where one depends on the input."""
 
         def value(node: fx.Node) -> Any:
-            if self.find(node) is not None or not isinstance(node.meta["value"], torch.Tensor):
+            if not isinstance(node.meta["value"], torch.Tensor):
                 return node.meta["value"]
             try:
                 return self.notes.constants.constant(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import torch
 
@@ -59,3 +60,8 @@ def short_source(source: str | None) -> str:
         return inside.name
     parts = PureWindowsPath(source).parts if "\\" in source else inside.parts
     return "/".join(part.strip("\\/") for part in parts[-2:])
+
+
+def is_user_function(target: Any) -> bool:
+    """Python code that is neither torch's nor the standard library's."""
+    return isinstance(target, types.FunctionType) and (target.__module__ or "").split(".")[0] not in ("torch", "math")

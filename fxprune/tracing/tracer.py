@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Leaf, Specialisation
-from fxprune.tracing.frames import call_site, error_line, one_line, user_line
+from fxprune.tracing.frames import call_site, error_line, is_user_function, one_line, user_line
 from fxprune.tracing.inplace import functional_form, overlapping
 from fxprune.tracing.proxy import ShapeProxy, proxies
 from fxprune.tracing.recorded import Recorded, Untraceable, true_len
@@ -140,7 +139,7 @@ class Tracer(fx.Tracer):
         type_expr: Any = None,
         proxy_factory_fn: Any = None,
     ) -> Any:
-        if kind == "call_function" and _is_user_function(target):  # marked as opaque by torch.fx.wrap: look inside
+        if kind == "call_function" and is_user_function(target):  # marked as opaque by torch.fx.wrap: look inside
 
             def opaque(error: Exception | None) -> Any:
                 made = super(Tracer, self).create_proxy(kind, target, args, kwargs)
@@ -203,11 +202,12 @@ class Tracer(fx.Tracer):
     def length(self, proxy: ShapeProxy) -> int:
         """How many entries a tuple or list has: known, unless code that was not looked into made it."""
         count, node = true_len(proxy.value), proxy.node
-        known = node.op in ("call_method", "get_attr") or (
-            node.op == "call_function" and not _is_user_function(node.target)
-        )
-        if node.op == "call_module":
-            known = type(self.root.get_submodule(str(node.target))).__module__.startswith("torch.nn.")
+        maker = node
+        while maker.target is operator.getitem and isinstance(maker.args[0], fx.Node):
+            maker = maker.args[0]
+        known = maker.op in ("call_method", "get_attr", "call_function") and not is_user_function(maker.target)
+        if maker.op == "call_module":
+            known = type(self.root.get_submodule(str(maker.target))).__module__.startswith("torch.nn.")
         if not known:
             self._check(node, true_len, count, user_line())
         return count
@@ -394,7 +394,3 @@ def _nodes(tree: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg(tree, lambda node: found.append(node))
     return found
-
-
-def _is_user_function(target: Any) -> bool:
-    return isinstance(target, types.FunctionType) and (target.__module__ or "").split(".")[0] not in ("torch", "math")
