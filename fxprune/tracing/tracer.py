@@ -110,6 +110,8 @@ class Tracer(fx.Tracer):
     ) -> Any:
         self._settle()
         target, args, kwargs = functional_form(kind, target, args, kwargs)
+        if kind == "call_method" and target.endswith("_") and not target.startswith("_") and target != "requires_grad_":
+            raise Untraceable(f"{target}() writes in place and has no form that does not")
         for argument in _nodes((args, kwargs)):
             if argument in self.stale:
                 raise Untraceable(self.stale[argument])
