@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 # Modules whose output has their input's shape and dtype. A meta kernel would find that out too, a hundred times slower.
 _SAME_SHAPE: tuple[type[nn.Module], ...] = (
@@ -93,7 +93,13 @@ class Values:
             return self.device
         with torch.no_grad():
             try:
-                return self._run(node, module, tuple(args), dict(kwargs))
+                before = [
+                    (leaf, leaf._version) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+                ]
+                made = self._run(node, module, tuple(args), dict(kwargs))
+                if any(leaf._version != version for leaf, version in before) and not getattr(module, "inplace", False):
+                    raise TypeError(f"{node.target} writes to its input in place")  # and nothing would tell its readers
+                return made
             except (NotImplementedError, RuntimeError) as error:
                 if not _is_meta_gap(error):
                     raise
