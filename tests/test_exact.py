@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -20,15 +19,6 @@ from tests.exactness import TOLERANCE, call, check_export, error, random_gates, 
 from tests.models import ZOO, Case, leaves, randomise
 
 DENSITIES = (1.0, 0.7, 0.4, 0.1, 0.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Nets this small only get slower with more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=list(ZOO))

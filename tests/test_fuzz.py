@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import HealthCheck, assume, given, seed, settings
 
 from fxprune.errors import ExportError, TraceError
@@ -16,15 +14,6 @@ from tests.regressions import PROGRAMS, REFUSED
 
 SHORT = 300
 LONG = int(os.environ.get("FXPRUNE_FUZZ_EXAMPLES", "2000"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Nets this small only get slower with more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def search(examples: int, start: int) -> Counter[str]:

@@ -21,7 +21,7 @@ from torch import fx, nn
 from fxprune.core import Channels
 from fxprune.ids import Ids
 from fxprune.rules.registry import Flow, Op, find_rule
-from fxprune.tracing.values import Values
+from fxprune.tracing.values import Values, attribute, has_attribute
 
 Bools = npt.NDArray[np.bool_]
 
@@ -181,7 +181,7 @@ class Slim:
         found: Piece = self.pieces[node]
         return found.node
 
-    def replay(self, node: fx.Node, **operands: Any) -> fx.Node:
+    def replay(self, node: fx.Node) -> fx.Node:
         """The op as it is, on complete operands."""
         if node.op == "call_module":
             self.module(str(node.target))
@@ -211,7 +211,7 @@ class Slim:
     def training_flag(self, path: str) -> fx.Node:
         """``self.training`` passed to a function."""
         owner, _, _ = path.rpartition(".")
-        if owner and not _has(self.root, owner):
+        if owner and not has_attribute(self.root, owner):
             self._add(owner, nn.Module())
         return self.graph.get_attr(path)
 
@@ -224,8 +224,8 @@ class Slim:
     def attribute(self, path: str, value: torch.Tensor, *, trainable: bool = False) -> fx.Node:
         """A parameter or buffer of the slim net; a path that is taken by another value gets a number."""
         name, number = path, 0
-        while _has(self.root, name):
-            held = _attribute(self.root, name)
+        while has_attribute(self.root, name):
+            held = attribute(self.root, name)
             if isinstance(held, torch.Tensor) and held.shape == value.shape and torch.equal(held, value):
                 return self.graph.get_attr(name)
             number += 1
@@ -243,7 +243,7 @@ class Slim:
 
     def module(self, path: str, made: nn.Module | None = None) -> str:
         """Install a module under its original name (a copy of the original unless ``made`` is given)."""
-        if not _has(self.root, path):
+        if not has_attribute(self.root, path):
             self._add(path, copy.deepcopy(self.model.get_submodule(path)) if made is None else made)
         return path
 
@@ -297,19 +297,3 @@ def _has_node(tree: Any) -> bool:
     found: list[fx.Node] = []
     fx.node.map_arg(tree, found.append)
     return bool(found)
-
-
-def _has(root: nn.Module, path: str) -> bool:
-    found: Any = root
-    for atom in path.split("."):
-        if not isinstance(found, nn.Module) or not hasattr(found, atom):
-            return False
-        found = getattr(found, atom)
-    return True
-
-
-def _attribute(root: nn.Module, path: str) -> Any:
-    found: Any = root
-    for atom in path.split("."):
-        found = getattr(found, atom)
-    return found

@@ -79,7 +79,7 @@ class Values:
     def of(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
             path = str(node.target)
-            return False if path.rpartition(".")[2] == "training" else to_meta(_attribute(self.root, path))
+            return False if path.rpartition(".")[2] == "training" else to_meta(attribute(self.root, path))
         args: Any = fx.node.map_arg(node.args, lambda n: n.meta["value"])
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["value"])
         module = self._module(str(node.target)) if node.op == "call_module" else None
@@ -104,7 +104,7 @@ class Values:
                 if not _is_meta_gap(error):
                     raise
             # No meta kernel, or the result's size depends on the data: run it once on made-up data.
-            if module is not None and _has(self.real, str(node.target)):
+            if module is not None and has_attribute(self.real, str(node.target)):
                 module = self.real.get_submodule(str(node.target))
             return to_meta(self._run(node, module, _made_up(tuple(args)), _made_up(dict(kwargs))))
 
@@ -120,7 +120,7 @@ class Values:
     def constant(self, node: fx.Node) -> Any:
         """The real value of a node that depends on parameters and buffers only; raises ``ValueError`` otherwise."""
         if node.op == "get_attr":
-            return _attribute(self.real, str(node.target))
+            return attribute(self.real, str(node.target))
         if node.op not in ("call_function", "call_method", "call_module"):
             raise ValueError(f"{node.name} depends on the input")
         args: Any = fx.node.map_arg(node.args, self.constant)
@@ -128,7 +128,7 @@ class Values:
         with torch.no_grad():
             if node.op == "call_module":
                 path = str(node.target)
-                return (self.real if _has(self.real, path) else self.root).get_submodule(path)(*args, **kwargs)
+                return (self.real if has_attribute(self.real, path) else self.root).get_submodule(path)(*args, **kwargs)
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             assert callable(node.target)
@@ -160,11 +160,18 @@ def _made_up(tree: Any) -> Any:
     return tree_map(fill, tree)
 
 
-def _has(root: nn.Module, path: str) -> bool:
-    return path in dict(root.named_modules())
+def has_attribute(root: nn.Module, path: str) -> bool:
+    """Does a dotted path lead to a module, parameter or attribute?"""
+    found: Any = root
+    for atom in path.split("."):
+        if not isinstance(found, nn.Module) or not hasattr(found, atom):
+            return False
+        found = getattr(found, atom)
+    return True
 
 
-def _attribute(root: nn.Module, path: str) -> Any:
+def attribute(root: nn.Module, path: str) -> Any:
+    """What a dotted path leads to."""
     found: Any = root
     for atom in path.split("."):
         found = getattr(found, atom)
