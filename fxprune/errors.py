@@ -48,3 +48,15 @@ class RuleError(FxPruneError):
 
 class ExportError(FxPruneError):
     """The slim net is not what it should be."""
+
+
+class RunError(FxPruneError):
+    """A run folder that is none, is damaged, or does not hold yet what is asked of it."""
+
+
+class DataError(FxPruneError):
+    """A loader that is empty, or whose batches are not pairs of inputs and target."""
+
+
+class TrainingError(FxPruneError):
+    """Training cannot go on: the loss is not a number any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxprune.api import export
+from fxprune.budget.cost import Cost
 from fxprune.wrapped import Wrapped
 from tests.models import leaves
 
@@ -70,15 +72,17 @@ def random_masks(wrapped: Wrapped, density: float, generator: torch.Generator) -
     return {name: torch.rand(len(gate), generator=generator) < density for name, gate in wrapped.gates.items()}
 
 
-def check_export(wrapped: Wrapped, inputs: list[Any]) -> fx.GraphModule:
+def check_export(
+    wrapped: Wrapped, inputs: list[Any], connectivity: str = "mixed", *, verify: bool = True
+) -> fx.GraphModule:
     """``export`` of a hardened net is exact, costs what it says, and is plain torch."""
-    slim = export(wrapped)
+    slim = export(wrapped, connectivity=connectivity, verify=verify)
     for given in inputs:
         expected, found = call(wrapped, given), call(slim, given)
         far = error(found, expected)
         assert far <= TOLERANCE, f"slim net differs by {far:.2g} on {_shapes(given)}"
     check_plain(slim)
-    check_cost(wrapped, slim, inputs[0])
+    check_cost(wrapped, slim, inputs[0], connectivity)
     return slim
 
 
@@ -122,9 +126,13 @@ class _Counter(fx.Interpreter):
         self.flops += 2 * places * weight.numel()
 
 
-def check_cost(wrapped: Wrapped, slim: fx.GraphModule, inputs: Any) -> None:
-    """The convolutions of the slim net, measured, are what ``cost()`` said."""
-    cost = wrapped.cost()
+def check_cost(wrapped: Wrapped, slim: fx.GraphModule, inputs: Any, connectivity: str = "mixed") -> None:
+    """The convolutions of the slim net, measured, are what its report and (unless it computes more) ``cost()`` say."""
+    cost = Cost(**slim.report.after)
+    if connectivity == "mixed":
+        estimate = wrapped.cost()
+        assert cost == replace(estimate, network_params=cost.network_params)
+    assert cost.network_params == sum(parameter.numel() for parameter in slim.parameters())
     counter = _Counter(slim)
     given = clone(inputs)
     if isinstance(given, dict):
@@ -141,7 +149,7 @@ def check_cost(wrapped: Wrapped, slim: fx.GraphModule, inputs: Any) -> None:
     params = sum(counter.sizes.values())
     found = {"params": params, "volume": counter.volume, "flops": counter.flops}
     said = {"params": cost.params, "volume": cost.volume, "flops": cost.flops}
-    assert found == said, f"the slim net costs {found}, cost() says {said}"
+    assert found == said, f"the slim net costs {found}, the report says {said}"
 
 
 def _shapes(inputs: Any) -> list[tuple[int, ...]]:

@@ -1745,6 +1745,36 @@ class tokens(nn.Module):
 
 
 @net()
+class tied_autoencoder(nn.Module):
+    """The decoder is the encoder's weight, the other way around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.b(F.relu(self.a(x))))
+        x = F.relu(F.conv_transpose2d(x, self.b.weight))
+        return F.conv_transpose2d(x, self.a.weight, padding=1)
+
+
+@net()
+class borrowed_kernels(nn.Module):
+    """Functional convolutions whose kernels are made from another layer's weight, before and after its own call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.a(x))
+        x = F.conv2d(x, self.a.weight.new_ones(6, 1, 3, 3) / 9, padding=1, groups=6)
+        y = F.conv2d(x, self.b.weight, self.b.bias, padding=1) + F.conv2d(x, self.b.weight, padding=1)
+        y = y + F.conv2d(x, (self.b.weight - self.b.weight.mean()).sum((2, 3), keepdim=True)) + self.b(x)
+        return self.head(F.relu(y))
+
+
+@net()
 class stochastic_depth(nn.Module):
     """Random in training only, the identity in eval mode."""
 

@@ -25,6 +25,18 @@ from tests.programs import (
 )
 
 PROGRAMS: dict[str, Program] = {
+    # a regular block was to compute channels of a layer whose input is dead (a multiple of nine also goes that way)
+    "regular blocks of a layer that reads nothing": Program(
+        parts=(
+            Conv(x=0, out=4, k=1), Conv(x=1, out=4, k=1), Cat(xs=(2, 0, 0)), Shuffle(x=3, groups=2),
+            Where(condition=3, a=4, b=3), Conv(x=5, out=3, k=1, bias=True),
+        ),
+        outputs=(6,),
+        size=(8, 6),
+        other=(3, 16, 14),
+        density=0.1,
+        seed=0,
+    ),
     # cost() counts every call of a shared layer, the slim net runs only those that something living reads
     "cost of a second call that nobody reads": Program(
         parts=(Conv(x=0, out=2), Reuse(part=0, x=0)),

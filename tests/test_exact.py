@@ -86,6 +86,17 @@ def test_exact_again(case: Case, seed: int) -> None:
     check_export(wrapped.set_masks(masks), [example, *usable(case, others)])
 
 
+@pytest.mark.parametrize("connectivity", ["dense", "auto"])
+@pytest.mark.parametrize("density", [0.6, 0.3])
+def test_exact_with_regular_blocks(case: Case, connectivity: str, density: float) -> None:
+    _, _, example, others = prepared(case.name)
+    wrapped = hardened(case.name, density, seed=int(100 * density) + 2)
+    slim = check_export(wrapped, [example, *usable(case, others)], connectivity)
+    assert slim.report.after["volume"] >= wrapped.cost().volume
+    if connectivity == "dense" and case.name in ("resnet", "preactivation", "mobilenet"):
+        assert set(slim.report.joins) <= {"plain", "through"}
+
+
 def test_exact_single_layers(case: Case) -> None:
     """One layer closed as far as possible, all others open."""
     _, _, example, _ = prepared(case.name)
@@ -238,3 +249,15 @@ def test_index_buffers_are_needed() -> None:
                 seen += 1
             assert error(call(slim, example), expected) == 0
     assert seen > 5
+
+
+@pytest.mark.parametrize("density", [0.7, 0.5])
+def test_pruned_again(case: Case, density: float) -> None:
+    """A slim net is wrapped, pruned and exported like any other."""
+    _, _, example, others = prepared(case.name)
+    slim = export(hardened(case.name, density, seed=21))
+    again = wrap(slim, 0.5, example_inputs=example)
+    assert error(call(again, example), call(slim, example)) <= 1e-12
+    generator = torch.Generator().manual_seed(4)
+    random_gates(again, generator)
+    check_export(again.set_masks(random_masks(again, 0.5, generator)), [example, *usable(case, others)])

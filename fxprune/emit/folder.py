@@ -9,14 +9,16 @@ import sys
 import types
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from fxprune.emit.files import file_above, flush
 from fxprune.emit.source import END, MARK, class_name, source
-from fxprune.errors import ExportError, FxPruneError
+from fxprune.errors import ExportError, FxPruneError, OptionError
 
 MODEL, WEIGHTS = "model.py", "weights.pt"
 _loaded = itertools.count(1)
@@ -37,18 +39,43 @@ def write(slim: nn.Module, folder: str | os.PathLike[str], version: str) -> Path
     _check_complete(text, slim)
     tensors = {**dict(slim.named_buffers(remove_duplicate=False)), **slim.state_dict()}
     weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+    def fill(new: Path) -> None:
+        (new / MODEL).write_text(text, encoding="utf-8")
+        torch.save(weights, new / WEIGHTS)
+
+    _install(path, fill)
+    return path
+
+
+def duplicate(folder: Path, target: str | os.PathLike[str]) -> Path:
+    """A saved net once more, elsewhere, under the rules of ``write``."""
+    path = Path(os.path.realpath(target))
+    _check_replaceable(path)
+
+    def fill(new: Path) -> None:
+        for name in (MODEL, WEIGHTS):
+            shutil.copyfile(folder / name, new / name)
+
+    if not (path.exists() and path.samefile(folder)):
+        _install(path, fill)
+    return path
+
+
+def _install(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let ``fill`` write into a new folder beside ``path`` that then takes its place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mine = f"{path.name}.{os.getpid()}.{next(_loaded)}"
     new, old = path.with_name(f".{mine}.new"), path.with_name(f".{mine}.old")
     try:
         new.mkdir()
-        (new / MODEL).write_text(text, encoding="utf-8")
-        torch.save(weights, new / WEIGHTS)
+        fill(new)
+        for file in new.iterdir():
+            flush(file)
         _replace(new, path, old)
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-    return path
 
 
 def _replace(new: Path, path: Path, old: Path) -> None:
@@ -64,10 +91,11 @@ def _replace(new: Path, path: Path, old: Path) -> None:
 
 def _check_replaceable(path: Path) -> None:
     """Only an empty folder or one of ours may go."""
+    file = path if path.is_file() else file_above(path)
+    if file is not None:
+        raise ExportError(f"{file} is a file", fix="name a folder that does not exist yet")
     if not path.exists():
         return
-    if not path.is_dir():
-        raise ExportError(f"{path} is a file", fix="name a folder that does not exist yet")
     inside = sorted(entry.name for entry in path.iterdir() if entry.name != "__pycache__")
     if not inside or (set(inside) <= {MODEL, WEIGHTS} and MODEL in inside and _is_ours(path / MODEL)):
         return
@@ -103,6 +131,12 @@ def _shapes(net: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
 def read(folder: str | os.PathLike[str], device: str | torch.device) -> nn.Module:
     """See ``fxprune.load``."""
     path = Path(folder).resolve()
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:
+        raise OptionError(
+            f"the device {str(device)!r} cannot be used: {_one_line(error)}", fix='use "cpu", or a device that is there'
+        ) from error
     if not path.is_dir():
         raise FxPruneError(f"there is no folder {path}", fix="name a folder that fxprune.save wrote")
     for name in (MODEL, WEIGHTS):

@@ -20,6 +20,7 @@ from fxprune.emit.literal import literal
 from fxprune.emit.records import Records, is_data_class, is_named_tuple
 from fxprune.emit.tree import access
 from fxprune.errors import ExportError
+from fxprune.rules.emit import ADD_TO
 from fxprune.tracing.frames import short_source
 
 _SIZES = ("dim", "size", "numel")
@@ -105,6 +106,9 @@ class Forward:
                 between = self.nodes[position[node] + 1 : position[next(iter(node.users))]]
                 if all(other in self.numbers or other.op == "get_attr" for other in between):
                     found.add(node)
+        found.update(
+            node.all_input_nodes[0] for node in self.nodes if node.target is ADD_TO
+        )  # x.narrow(1, 0, 8).add_(y)
         return found
 
     # ------------------------------------------------------------ statements
@@ -166,6 +170,8 @@ class Forward:
             return f"{self._operand(node.args[0])}.{node.args[1]}"
         if is_named_tuple(function) or is_data_class(function):
             return self._call(self.records.name(function), node.args, node.kwargs)
+        if function is ADD_TO:
+            return self._call(f"{self._operand(node.args[0])}.add_", node.args[1:], node.kwargs)
         name = function_name(function)
         self.used.add(name)
         return self._call(name, node.args, without_defaults(function, node.kwargs))

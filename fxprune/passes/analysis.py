@@ -20,7 +20,7 @@ from fxprune.errors import ModelError, OptionError
 from fxprune.passes.channels import relate
 from fxprune.passes.gates import Layer, gate_count, place_gates
 from fxprune.passes.graph import layer_graph
-from fxprune.passes.guards import Guard, keep_alive, spine
+from fxprune.passes.guards import Guard, Requirement, keep_alive, prices, requirements, spine
 from fxprune.tracing import trace
 from fxprune.tracing.guess import trace_without_example
 
@@ -51,8 +51,26 @@ class Analysis:
         """The fewest gates that leave a working network."""
         return self.keep_alive(np.zeros(self.variables, dtype=bool), np.zeros(self.variables))
 
+    @cached_property
+    def requirements(self) -> tuple[Requirement, ...]:
+        return requirements(self.channels, self.layers)
+
+    def works(self, opened: npt.NDArray[np.bool_]) -> bool:
+        """Whether everything lives that must."""
+        alive = self.costs.logic.alive(opened[:, None])[:, 0]
+        return all(requirement.met(alive) for requirement in self.requirements)
+
     def keep_alive(self, opened: npt.NDArray[np.bool_], scores: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-        return keep_alive(self.channels, self.layers, self.guards, opened, scores)
+        """``opened`` and as few gates more as the network needs, on guarded layers first, best scores first."""
+        if self.works(opened):  # nearly always, and quickly seen
+            return np.array(opened)
+        rows = np.zeros(self.channels.table.size)
+        price = prices(self.layers, self.guards, scores)
+        return keep_alive(self.channels.table, self.requirements, opened, price, rows)
+
+    def keep_cheap(self, opened: npt.NDArray[np.bool_], rows: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        """``opened`` and what else the network needs, where a channel costs ``rows`` (per id)."""
+        return keep_alive(self.channels.table, self.requirements, opened, np.zeros(self.variables), rows)
 
 
 def analyse(
@@ -84,7 +102,24 @@ def check_model(model: nn.Module) -> None:
         raise ModelError(
             "the model is wrapped already", fix="use it as it is, or model.unwrap() to get the original back"
         )
+    if torch.is_inference_mode_enabled():
+        raise ModelError(
+            "the model cannot be traced inside torch.inference_mode()",
+            fix="leave inference_mode: a wrapped model is trained; where no gradient is needed use torch.no_grad()",
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("the model is scripted: its Python code is gone", fix="pass the original model")
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod"):
+            raise ModelError(
+                f"{name or 'the model'} is compiled by torch.compile",
+                fix="pass the original model, and compile the slim one that export returns",
+            )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise ModelError(
+                f"{name} has no shape yet: its layer is a lazy one", fix="run one batch through the model first"
+            )
         if tensor.is_floating_point() and not tensor.is_meta and not _is_finite(tensor.detach()):
             raise ModelError(
                 f"{name} holds NaN or infinite values",

@@ -1,21 +1,31 @@
-"""Who lives, on budget: a search over the gates' scores with the exact cost of the whole network."""
+"""Who lives, on budget: a search over the gates' scores with the exact cost of the whole network.
+
+Costs only grow with the open gates. A gate that does not fit now never will, so one walk over the closed gates, best
+scores first, ends with a network in which nothing more fits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from math import ceil, floor, gcd, log10
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fxprune.budget.target import Target
 from fxprune.errors import OptionError
+from fxprune.ids import ONE
 from fxprune.passes.analysis import Analysis
 from fxprune.passes.gates import Layer
 
 ENOUGH = 0.999  # of the budget
+AT_ONCE = 32  # masks whose costs are counted together
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+Unit = npt.NDArray[np.int64]  # gate variables of one layer that open together
 
 
 def choose(
@@ -26,132 +36,206 @@ def choose(
     *,
     fill: bool,
     multiple_of: int,
-    minimum: dict[str, int],
+    minimum: Mapping[str, int],
 ) -> Bools:
     """The gates to keep open: as many of the best scores as the budget allows.
 
     ``opened`` is the network as it stands; without ``fill`` nothing beyond it is opened.
     """
-    search = _Search(analysis, target, scores, multiple_of, _minima(analysis, minimum))
-    least = search.finish(np.zeros(scores.size, dtype=bool))
-    if search.used(least) > 1:
-        raise OptionError(
-            _unreachable(analysis, target, least), fix="ask for a larger budget, or free what inspect lists as frozen"
-        )
-    order = np.argsort(-scores, kind="stable")
-    if opened is not None and not fill:
-        order = order[opened[order]]
-    return search.fill(search.best_prefix(order), order)
+    _check_scores(analysis, scores)
+    search = _Search(analysis, target, scores, _steps(analysis, multiple_of), _minima(analysis, minimum))
+    allowed = np.ones(scores.size, dtype=bool) if opened is None or fill else opened
+    return search.fill(search.best_prefix(allowed), allowed)
 
 
 class _Search:
     def __init__(
-        self, analysis: Analysis, target: Target, scores: Floats, multiple_of: int, minima: dict[str, int]
+        self, analysis: Analysis, target: Target, scores: Floats, steps: dict[str, int], minima: dict[str, int]
     ) -> None:
         self.analysis, self.target, self.scores = analysis, target, scores
-        self.multiple_of, self.minima = multiple_of, minima
+        self.layers = [layer for layer in analysis.layers if layer.gated]
+        self.steps, self.minima = steps, minima
+        # Equal scores: no layer before another, so that a network without scores is cut evenly.
+        place = np.concatenate([np.arange(layer.variables) / layer.variables for layer in self.layers] or [scores])
+        self.order = np.lexsort((place, -scores))
 
-    def used(self, opened: Bools) -> float:
+    def used(self, opened: Bools) -> Any:
+        """The share of the budget, for one mask or an array for many (variables x masks)."""
         return self.target.used(self.analysis.costs.exact(opened), self.analysis.full_cost)
 
-    def finish(self, opened: Bools) -> Bools:
-        """Round widths, keep minimum widths, keep the network alive."""
-        opened = opened.copy()
-        for layer in self.analysis.layers:
-            if not layer.gated:
-                continue
-            part = slice(layer.start, layer.start + layer.variables)
-            count = int(opened[part].sum())
-            if self.multiple_of > 1 and count < layer.variables:
-                count -= count % self.multiple_of
-            count = max(count, self.minima.get(layer.name, 0))
-            best = _best_first(self.scores[part], opened[part])
-            opened[part] = False
-            opened[layer.start + best[:count]] = True
-        alive = self.analysis.keep_alive(opened, self.scores)
-        return self._round_up(alive) if self.multiple_of > 1 else alive
+    # ------------------------------------------------------------ cutting
 
-    def _round_up(self, opened: Bools) -> Bools:
-        """Layers that guards opened again get a whole multiple too."""
-        for layer in self.analysis.layers:
-            part = slice(layer.start, layer.start + layer.variables)
-            count = int(opened[part].sum())
-            short = -count % self.multiple_of
-            if layer.gated and short and count < layer.variables:
-                best = _best_first(self.scores[part], opened[part])
-                opened[layer.start + best[: min(count + short, layer.variables)]] = True
-        return opened
-
-    def best_prefix(self, order: npt.NDArray[np.int64]) -> Bools:
+    def best_prefix(self, allowed: Bools) -> Bools:
+        """The best scores that fit together, each layer rounded down and the network kept alive."""
+        order = self.order[allowed[self.order]]
+        best = self.least()
         low, high = 0, order.size  # the network of the `low` best fits
-        best = self.finish(np.zeros(self.scores.size, dtype=bool))
         while low < high:
             middle = (low + high + 1) // 2
             trial = np.zeros(self.scores.size, dtype=bool)
             trial[order[:middle]] = True
-            trial = self.finish(trial)
+            trial = self.finish(trial, self._by_score)
             if self.used(trial) <= 1:
                 low, best = middle, trial
             else:
                 high = middle - 1
         return best
 
-    def fill(self, opened: Bools, order: npt.NDArray[np.int64]) -> Bools:
-        """Spend what is left: the best closed gate of any layer, as long as one fits."""
-        allowed = np.zeros(self.scores.size, dtype=bool)
-        allowed[order] = True
-        blocked: set[str] = set()
-        while self.used(opened) < ENOUGH:
-            candidates = self._candidates(opened, allowed, blocked)
-            if not candidates:
-                return opened
-            name, variables = candidates[0]
-            trial = opened.copy()
-            trial[variables] = True
-            if self.used(trial) <= 1:
-                opened = trial
-            else:
-                blocked.add(name)  # costs only grow: what does not fit now never will
+    def least(self) -> Bools:
+        """A smallest network that is on budget: of the best scores if possible, else of whatever channels."""
+        nothing = np.zeros(self.scores.size, dtype=bool)
+        tried = []
+        for keep in (self._by_score, self._by_count, self._by_cost):
+            tried.append(self.finish(nothing, keep))
+            if self.used(tried[-1]) <= 1:
+                return tried[-1]
+        given = {
+            "a smaller multiple_of": bool(self.steps),
+            "smaller widths in minimum": bool(self.minima),
+            "fewer layers in wrap(ignore=...)": any(layer.why.startswith("ignored") for layer in self.analysis.layers),
+        }
+        ways = ["a larger budget", *(way for way, is_open in given.items() if is_open)]
+        fix = f"ask for {', '.join(ways)}, or free what inspect lists as frozen"
+        raise OptionError(self._unreachable(tried), fix=fix)
+
+    def finish(self, opened: Bools, keep: Callable[[Bools], Bools]) -> Bools:
+        """Round widths down, keep minimum widths, keep the network alive; what that opened is rounded up."""
+        opened = self._resized(opened, floor)
+        return self._resized(keep(opened), ceil)
+
+    def _resized(self, opened: Bools, whole: Callable[[float], int]) -> Bools:
+        opened = opened.copy()
+        for layer in self.layers:
+            step, least = self.steps.get(layer.name, 1), self.minima.get(layer.name, 0)
+            if step == 1 and not least:
+                continue
+            part = slice(layer.start, layer.start + layer.variables)
+            count = int(opened[part].sum())
+            if count < layer.variables:
+                count = max(whole(count / step) * step, ceil(least / step) * step)
+            best = np.lexsort((-self.scores[part], ~opened[part]))  # open ones first
+            opened[part] = False
+            opened[layer.start + best[:count]] = True
         return opened
 
-    def _candidates(self, opened: Bools, allowed: Bools, blocked: set[str]) -> list[tuple[str, npt.NDArray[np.int64]]]:
-        found: list[tuple[float, str, npt.NDArray[np.int64]]] = []
-        for layer in self.analysis.layers:
-            if not layer.gated or layer.name in blocked:
-                continue
-            part = np.arange(layer.start, layer.start + layer.variables)
-            closed = part[~opened[part] & allowed[part]]
-            if closed.size:
-                best = closed[np.argsort(-self.scores[closed], kind="stable")][: self.multiple_of]
-                found.append((float(self.scores[best[0]]), layer.name, best))
-        found.sort(key=lambda item: -item[0])
-        return [(name, variables) for _, name, variables in found]
+    def _by_score(self, opened: Bools) -> Bools:
+        return self.analysis.keep_alive(opened, self.scores)
+
+    def _by_count(self, opened: Bools) -> Bools:
+        return self.analysis.keep_alive(opened, np.zeros_like(self.scores))
+
+    def _by_cost(self, opened: Bools) -> Bools:
+        full, rows = self.analysis.full_cost, np.zeros(self.analysis.channels.table.size)
+        for mixer in self.analysis.channels.mixers:
+            if mixer.is_conv:
+                weights = mixer.kernel * max(int((mixer.inputs[0] == ONE).sum()), 1)  # reads one channel, or the image
+                row = {"volume": mixer.area, "flops": 2 * weights * mixer.sites, "params": weights + mixer.bias}
+                share = max(row[name] / (part * max(full[name], 1)) for name, part in self.target.limits)
+                rows[mixer.ids] = share * (mixer.ids.shape[1] if mixer.groups > 1 else 1)  # groups live as a whole
+        kept = self.analysis.keep_cheap(opened, rows)
+        for variable in np.flatnonzero(kept & ~opened):  # several outputs may have found ways that one can replace
+            kept[variable] = False
+            kept[variable] = not self.analysis.works(kept)
+        return kept
+
+    def _unreachable(self, tried: list[Bools]) -> str:
+        costs, full = [self.analysis.costs.exact(opened) for opened in tried], self.analysis.full_cost
+        cost = min(costs, key=lambda cost: self.target.used(cost, full))
+        parts = [
+            f"{name} {fraction:.4g} of the full cost; the smallest that can be reached is "
+            f"{_at_least(cost[name], full[name])}"
+            for name, fraction in self.target.limits
+            if cost[name] > fraction * full[name]
+        ]
+        return "the budget cannot be met: " + "; ".join(parts)
+
+    # ------------------------------------------------------------ filling
+
+    def fill(self, opened: Bools, allowed: Bools) -> Bools:
+        """Spend what is left: open the best closed gates that fit, until nobody does."""
+        units, used = self._units(opened, allowed), self.used(opened)
+        for start in range(0, len(units), AT_ONCE):
+            rest = units[start : start + AT_ONCE]
+            while rest and used < ENOUGH:
+                alone = self.used(_trials(opened, rest))
+                rest = [unit for unit, share in zip(rest, alone, strict=True) if share <= 1]
+                if rest:
+                    together = np.logical_or.accumulate(_trials(opened, rest), axis=1)
+                    shares = self.used(together)
+                    count = int((shares <= 1).sum())  # at least the first, which fits alone
+                    opened, used = together[:, count - 1].copy(), shares[count - 1]
+                    rest = rest[count + 1 :]  # the next one does not fit
+        return opened
+
+    def _units(self, opened: Bools, allowed: Bools) -> list[Unit]:
+        """Closed gates, best first: one by one, or as many as keep a layer's width a multiple."""
+        closed = self.order[(allowed & ~opened)[self.order]]
+        if not self.steps:
+            return list(closed[:, None])
+        units: list[Unit] = []
+        for layer in self.layers:
+            own = closed[(closed >= layer.start) & (closed < layer.start + layer.variables)]
+            step, count = self.steps.get(layer.name, 1), int(opened[layer.start :][: layer.variables].sum())
+            if count + own.size < layer.variables:  # the last ones would not complete the layer
+                own = own[: own.size - own.size % step]
+            units += [own[at : at + step] for at in range(0, own.size, step)]
+        rank = np.argsort(self.order)
+        return sorted(units, key=lambda unit: int(rank[unit[0]]))
 
 
-def _best_first(scores: Floats, opened: Bools) -> npt.NDArray[np.int64]:
-    """Open ones before closed ones, better scores first."""
-    return np.lexsort((-scores, ~opened))
+def _trials(opened: Bools, units: list[Unit]) -> Bools:
+    """One column per unit: the network with it."""
+    trials = np.repeat(opened[:, None], len(units), axis=1)
+    for column, unit in enumerate(units):
+        trials[unit, column] = True
+    return trials
 
 
-def _minima(analysis: Analysis, minimum: dict[str, int]) -> dict[str, int]:
+# ---------------------------------------------------------------- options
+
+
+def _check_scores(analysis: Analysis, scores: Floats) -> None:
+    if not np.isfinite(scores).all():
+        wrong = int(np.flatnonzero(~np.isfinite(scores))[0])
+        name = next(layer.name for layer in analysis.layers if wrong < layer.start + layer.variables)
+        raise OptionError(
+            f"harden: the scores of {name!r} hold NaN or infinite values",
+            fix="give finite scores; without scores, look for NaN in the gates' log_alpha: training has diverged",
+        )
+
+
+def _steps(analysis: Analysis, multiple_of: int) -> dict[str, int]:
+    """How many gate variables make a multiple of so many channels, for each layer where that is more than one."""
+    if isinstance(multiple_of, bool) or not isinstance(multiple_of, int) or multiple_of < 1:
+        raise OptionError(f"multiple_of={multiple_of!r} is no width", fix="write a whole number, such as multiple_of=8")
+    steps = {layer.name: multiple_of // gcd(multiple_of, _grain(layer)) for layer in analysis.layers if layer.gated}
+    return {name: step for name, step in steps.items() if step > 1}
+
+
+def _minima(analysis: Analysis, minimum: Mapping[str, int]) -> dict[str, int]:
+    """Per layer how many of its gate variables stay open."""
+    if not isinstance(minimum, Mapping):
+        raise OptionError(f"minimum={minimum!r} names no layers", fix=f"write minimum={{'*': {minimum!r}}}")
     found: dict[str, int] = {}
     for pattern, width in minimum.items():
-        names = [layer.name for layer in analysis.layers if layer.gated and fnmatchcase(layer.name, pattern)]
-        if not names:
+        layers = [layer for layer in analysis.layers if layer.gated and fnmatchcase(layer.name, pattern)]
+        if not layers:
             raise OptionError(f"minimum={pattern!r} matches no gated layer", fix="use a name of wrapped.gates")
-        found.update({name: min(width, _layer(analysis, name).variables) for name in names})
+        if isinstance(width, bool) or not isinstance(width, int) or width < 0:
+            raise OptionError(f"minimum: {width!r} is no number of channels", fix=f"write {{{pattern!r}: 8}}")
+        found.update({layer.name: min(-(-width // _grain(layer)), layer.variables) for layer in layers})
     return found
 
 
-def _layer(analysis: Analysis, name: str) -> Layer:
-    return next(layer for layer in analysis.layers if layer.name == name)
+def _grain(layer: Layer) -> int:
+    """Channels per gate variable: the width of a group where groups live as a whole."""
+    return int((layer.rows == 0).sum())
 
 
-def _unreachable(analysis: Analysis, target: Target, least: Bools) -> str:
-    cost, full = analysis.costs.exact(least), analysis.full_cost
-    parts = [
-        f"{name} {fraction:.4g} of the full cost; the smallest that can be reached is {cost[name] / full[name]:.4g}"
-        for name, fraction in target.limits
-        if cost[name] > fraction * full[name]
-    ]
-    return "the budget cannot be met: " + "; ".join(parts)
+def _at_least(cost: int, full: int) -> str:
+    """A fraction of the full cost with four digits, rounded up: as a budget it must be enough."""
+    digits = 10.0 ** (3 - floor(log10(cost / full)))
+    number = ceil(cost / full * digits)
+    while float(f"{number / digits:.10g}") * full < cost:
+        number += 1
+    return f"{number / digits:.10g}"

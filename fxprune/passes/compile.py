@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,30 +14,47 @@ from torch import fx, nn
 
 from fxprune.core import Channels
 from fxprune.errors import ExportError
+from fxprune.passes.in_place import write_in_place
 from fxprune.passes.order import channel_order
 from fxprune.rules import Flow, find_rule, same_op
-from fxprune.rules.emit import whole_op
+from fxprune.rules.emit import ADD_TO, whole_op
 from fxprune.rules.slim import Gone, Piece, Slim
 
 
 def compile_slim(
-    channels: Channels, model: nn.Module, present: npt.NDArray[np.bool_], gate_values: dict[str, torch.Tensor]
+    channels: Channels,
+    model: nn.Module,
+    present: npt.NDArray[np.bool_],
+    gate_values: dict[str, torch.Tensor],
+    *,
+    in_place: Collection[str] = (),
+    dead: Mapping[fx.Node, npt.NDArray[np.bool_]] | None = None,
 ) -> tuple[fx.GraphModule, dict[str, int]]:
-    """The slim module and how its joins were written (kind -> count)."""
+    """The slim module and how its joins were written (kind -> count).
+
+    ``in_place`` are modules that write in place in the original. ``dead`` tells, for a network that computes dead
+    channels too, where they would come to life (one entry per id of the tensor): they are made zero there.
+    """
     slim = Slim(channels, model, present, gate_values, channel_order(channels, present))
     for node in channels.trace.graph.nodes:
+        before = len(slim.graph.nodes)
         try:
             _write(node, slim)
+            if dead and node in dead and slim.piece(node) is not None:
+                slim.pieces[node] = _zeroed(slim, node, slim.pieces[node], ~dead[node])
         except Gone as error:
             raise ExportError(
                 f"the slim net cannot be written: {error}",
                 where=node.meta.get("source"),
                 fix="keep a channel of it alive: wrap(..., ignore=(the layer that writes it,))",
             ) from error
+        for made in itertools.islice(reversed(slim.graph.nodes), len(slim.graph.nodes) - before):
+            made.meta["origin"] = node.name
     _drop_unread(slim.graph)
+    write_in_place(slim.graph, slim.root, in_place)
     slim.graph.lint()
-    made = fx.GraphModule(slim.root, slim.graph, type(model).__name__)
-    return made.train(model.training), slim.joins
+    module = fx.GraphModule(slim.root, slim.graph, type(model).__name__)
+    return module.train(model.training), slim.joins
 
 
 def _write(node: fx.Node, slim: Slim) -> None:
@@ -60,6 +79,17 @@ def _write(node: fx.Node, slim: Slim) -> None:
         return  # a size or a number: written where it is read
     else:
         _write_tensor(node, flow, slim)
+
+
+def _zeroed(slim: Slim, node: fx.Node, piece: Piece, alive: npt.NDArray[np.bool_]) -> Piece:
+    """``where`` and not a product: zero times infinity is no zero."""
+    if piece.axis is not None and piece.positions is not None and alive.shape[piece.axis] > 1:
+        alive = alive.take(piece.positions, piece.axis)
+    if alive.all():
+        return piece
+    mask = slim.attribute("alive_0", torch.from_numpy(alive))
+    zero = False if node.meta["value"].dtype == torch.bool else 0
+    return Piece(slim.graph.call_function(torch.where, (mask, piece.node, zero)), piece.axis, piece.positions)
 
 
 def _write_check(node: fx.Node, slim: Slim) -> None:
@@ -87,6 +117,11 @@ def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
 
 
 def _drop_unread(graph: fx.Graph) -> None:
+    """What leads to no output goes; a write into a tensor stays as long as somebody reads that tensor."""
+    read: set[Any] = set()
     for node in reversed(list(graph.nodes)):
-        if not node.users and node.op not in ("placeholder", "output") and node.target is not torch._assert:
+        written = node.args[0].args[0] if node.target is ADD_TO else None
+        if node in read or written in read or node.op in ("placeholder", "output") or node.target is torch._assert:
+            read.update(node.all_input_nodes)
+        else:
             graph.erase_node(node)

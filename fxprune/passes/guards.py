@@ -35,6 +35,9 @@ class Requirement:
     ids: Ids
     every: bool = False
 
+    def met(self, alive: npt.NDArray[np.bool_]) -> bool:
+        return bool(alive[self.ids].all() if self.every else alive[self.ids].any())
+
 
 def requirements(channels: Channels, layers: tuple[Layer, ...]) -> tuple[Requirement, ...]:
     """Every output, every tensor whose size is read, every frozen channel, every layer that alone writes an output."""
@@ -53,44 +56,47 @@ def requirements(channels: Channels, layers: tuple[Layer, ...]) -> tuple[Require
 def spine(channels: Channels, layers: tuple[Layer, ...]) -> tuple[Guard, ...]:
     """The layers on the cheapest ways, each with what it keeps alive."""
     owner = _owners(layers)
-    price = np.ones(len(owner))
+    price, rows = np.ones(len(owner)), np.zeros(channels.table.size)
     guards: dict[str, Guard] = {}
-    for requirement, variables in _cheapest(channels.table, requirements(channels, layers), price):
+    for requirement, variables in _cheapest(channels.table, requirements(channels, layers), price, rows):
         for variable in variables:
             guards.setdefault(owner[variable].name, Guard(owner[variable].name, requirement.what))
     return tuple(guards[layer.name] for layer in layers if layer.name in guards)
 
 
 def keep_alive(
-    channels: Channels,
-    layers: tuple[Layer, ...],
-    guards: tuple[Guard, ...],
-    opened: npt.NDArray[np.bool_],
-    scores: Floats,
+    table: IdTable, wanted: tuple[Requirement, ...], opened: npt.NDArray[np.bool_], price: Floats, rows: Floats
 ) -> npt.NDArray[np.bool_]:
-    """Open as few gates as possible, best scores first, on guarded layers first, until every requirement lives."""
+    """Open the cheapest gates (``price`` per gate variable, ``rows`` per id) until every requirement lives."""
+    kept: npt.NDArray[np.bool_] = opened.copy()
+    for _, variables in _cheapest(table, wanted, np.where(opened, 0.0, price), rows):
+        kept[list(variables)] = True
+    return kept
+
+
+def prices(layers: tuple[Layer, ...], guards: tuple[Guard, ...], scores: Floats) -> Floats:
+    """As few gates as possible, on guarded layers first, best scores first."""
     guarded = {guard.layer for guard in guards}
     price = np.concatenate(
         [np.full(layer.variables, 1.0 if layer.name in guarded else 1e3) for layer in layers] or [np.zeros(0)]
     )
     ranks = np.empty(scores.size)
     ranks[np.argsort(-scores, kind="stable")] = np.arange(scores.size)
-    price = np.where(opened, 0.0, price + 1e-3 * ranks / max(scores.size, 1))
-    kept: npt.NDArray[np.bool_] = opened.copy()
-    for _, variables in _cheapest(channels.table, requirements(channels, layers), price):
-        kept[list(variables)] = True
-    return kept
+    ranked: Floats = price + 1e-3 * ranks / max(scores.size, 1)
+    return ranked
 
 
 def _owners(layers: tuple[Layer, ...]) -> list[Layer]:
     return [layer for layer in layers for _ in range(layer.variables)]
 
 
-def _cheapest(table: IdTable, wanted: tuple[Requirement, ...], price: Floats) -> list[tuple[Requirement, set[int]]]:
+def _cheapest(
+    table: IdTable, wanted: tuple[Requirement, ...], price: Floats, rows: Floats
+) -> list[tuple[Requirement, set[int]]]:
     """For each requirement the gate variables on its cheapest derivation; what is paid once is free afterwards."""
-    prices = np.append(price, 0.0)  # OPEN reads the last entry
+    padded = np.append(price, 0.0)  # OPEN reads the last entry
     found: list[tuple[Requirement, set[int]]] = []
-    cost = _derivation_costs(table, prices)
+    cost = _derivation_costs(table, padded, rows)
     home = np.full(table.size, -1, dtype=np.int64)
     for number, block in enumerate(table.blocks):
         home[block.out.reshape(-1)] = number
@@ -123,12 +129,12 @@ def _cheapest(table: IdTable, wanted: tuple[Requirement, ...], price: Floats) ->
     return found
 
 
-def _derivation_costs(table: IdTable, prices: Floats) -> Floats:
+def _derivation_costs(table: IdTable, prices: Floats, rows: Floats) -> Floats:
     cost = np.full(table.size, np.inf)
     cost[ONE] = 0.0
     for block in table.blocks:
         if isinstance(block, Mix):
-            cost[block.out] = prices[block.gate] + cost[block.inputs].min(1, keepdims=True)
+            cost[block.out] = prices[block.gate] + rows[block.out] + cost[block.inputs].min(1, keepdims=True)
         elif block.kind == "any":
             cost[block.out] = np.minimum.reduce([cost[operand] for operand in block.operands])
         else:

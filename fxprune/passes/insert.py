@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 
 import numpy as np
 import torch
-from torch import fx
+from torch import fx, nn
 
 from fxprune.core import Channels
 from fxprune.ids import OPEN, Ids
-from fxprune.layers import Site, apply_gate, apply_mask
+from fxprune.layers import GATED, Site, apply_gate, apply_mask
 from fxprune.passes.analysis import Analysis
 from fxprune.rules import Flow
 
@@ -54,12 +55,18 @@ def _mortal(analysis: Analysis) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return found
 
 
-def insert(graph: fx.Graph, sites: list[tuple[str, Site]]) -> None:
-    """Edit a copy of the traced graph: one call of the gate bank, then a factor or mask behind each site's node."""
+def insert(graph: fx.Graph, root: nn.Module, sites: list[tuple[str, Site]]) -> list[str]:
+    """Edit a copy of the traced graph: one call of the gate bank, then a factor or mask behind each site's node.
+
+    A batch norm of its own takes the factor in; returns the names of these.
+    """
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+    taken_in: list[str] = []
     nodes = {node.name: node for node in graph.nodes}
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
-        bank = graph.call_module(BANK)
+        given = [n for n in graph.nodes if n.op == "placeholder" and isinstance(n.meta.get("value"), torch.Tensor)]
+        bank = graph.call_module(BANK, tuple(given[:1]))
         for node in list(graph.nodes):
             if node.op == "placeholder" and isinstance(node.meta.get("value"), torch.Tensor):
                 rank = graph.call_method("dim", (node,))
@@ -69,7 +76,15 @@ def insert(graph: fx.Graph, sites: list[tuple[str, Site]]) -> None:
         node = nodes[name]
         with graph.inserting_after(node):
             factor = graph.call_function(operator.getitem, (bank, number))
+        norm = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if site.gate is not None and type(norm) in GATED and norm.affine and calls[node.target] == 1:  # type: ignore[union-attr]
+            node.prepend(factor)
+            node.args = (node.args[0], factor)
+            site.in_norm = True
+            taken_in.append(str(node.target))
+            continue
         with graph.inserting_after(factor):
             gated = graph.call_function(apply_gate if site.gate is not None else apply_mask, (node, factor))
         node.replace_all_uses_with(gated, delete_user_cb=lambda user, keep=gated: user is not keep)
     graph.lint()
+    return taken_in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,20 +21,18 @@ def verify(
     one, other = hardened.eval(), slim.eval()
     device = next((parameter.device for parameter in one.parameters()), torch.device("cpu"))
     worst, tried = 0.0, []
-    first = _batch(args, kwargs)
+    first = batch_size(args, kwargs)
     for size in dict.fromkeys((first, first + 1)):
-        example = tree_map(lambda leaf, size=size: _resized(leaf, first, size, device), (args, kwargs))
+        example = noise(args, kwargs, size, device)
         try:
-            with torch.no_grad():
-                expected = _tensors(one(*example[0], **example[1]))
+            expected = tensors(_run(one, *example))
         except Exception:
             if size == first:
                 raise
             continue  # the model takes this batch size only
-        with torch.no_grad():
-            found = _tensors(other(*example[0], **example[1]))
+        found = tensors(_run(other, *example))
         tried.append(size)
-        worst = max([worst, *(_difference(a, b) for a, b in zip(expected, found, strict=True))])
+        worst = max([worst, *(difference(a, b) for a, b in zip(expected, found, strict=True))])
     if not worst <= TOLERANCE:
         raise ExportError(
             f"the slim net differs from the hardened one by {worst:.1e} of the largest output",
@@ -42,38 +41,66 @@ def verify(
     return worst, tried
 
 
-def _batch(args: Any, kwargs: Any) -> int:
+def _run(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A net that draws random numbers draws the same ones each time."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return net(*args, **kwargs)
+
+
+def batch_size(args: Any, kwargs: Any) -> int:
+    """The first size of the first input."""
     sizes = [leaf.shape[0] for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor) and leaf.ndim]
     return int(sizes[0]) if sizes else 1
 
 
-def _resized(leaf: Any, first: int, size: int, device: torch.device) -> Any:
+def noise(
+    args: Any, kwargs: Any, size: int, device: torch.device, dtype: torch.dtype = torch.float64
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Noise in the example's place (an example of zeros proves nothing), with ``size`` samples."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    shape = list(leaf.shape)
-    if shape and shape[0] == first:
-        shape[0] = size
-    if not leaf.is_floating_point():
-        return leaf.new_zeros(shape) if shape != list(leaf.shape) else leaf
-    generator = torch.Generator().manual_seed(size)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
+    first, generator = batch_size(args, kwargs), torch.Generator().manual_seed(size)
+
+    def resized(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        shape = list(leaf.shape)
+        if shape and shape[0] == first:
+            shape[0] = size
+        if not leaf.is_floating_point():
+            return leaf.new_zeros(shape) if shape != list(leaf.shape) else leaf
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+    made: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(resized, (args, kwargs))
+    return made
 
 
-def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """max|one - other| / max|one|; infinite where the shapes differ or only one of them is a number.
+
+    >>> difference(torch.tensor([4.0, 2.0]), torch.tensor([4.0, 1.0]))
+    0.25
+    >>> nan = torch.tensor([float("nan"), 1.0])
+    >>> difference(nan, nan), difference(nan, torch.ones(2))
+    (0.0, inf)
+    """
     if one.shape != other.shape:
         return float("inf")
     if not one.is_floating_point():
         return float((one != other).any()) if one.numel() else 0.0
-    scale = one.abs().max().clamp(min=1e-30) if one.numel() else torch.ones(())
-    return float((one - other).abs().max() / scale) if one.numel() else 0.0
+    unequal = (one != other) & ~(one.isnan() & other.isnan())
+    if not bool(unequal.any()):
+        return 0.0
+    size = one[one.isfinite()].abs().max() if bool(one.isfinite().any()) else one.new_zeros(())
+    far = float((one - other)[unequal].abs().max() / size.clamp(min=1e-30))
+    return far if math.isfinite(far) else float("inf")  # a NaN would lose every comparison
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """All tensors of an output, in order."""
     if isinstance(tree, torch.Tensor):
         return [tree]
     if isinstance(tree, dict):
-        return [tensor for entry in tree.values() for tensor in _tensors(entry)]
+        return [tensor for entry in tree.values() for tensor in tensors(entry)]
     if isinstance(tree, (tuple, list)):
-        return [tensor for entry in tree for tensor in _tensors(entry)]
-    return _tensors(vars(tree)) if hasattr(tree, "__dict__") else []
+        return [tensor for entry in tree for tensor in tensors(entry)]
+    return tensors(vars(tree)) if hasattr(tree, "__dict__") else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,16 @@ from torch import fx, nn
 from fxprune.ids import Ids
 from fxprune.rules.registry import Op
 from fxprune.rules.slim import Piece, Slim
+from fxprune.tracing.copies import copy_module
 
 __all__ = [
-    "Piece", "Slim", "cut_module", "living_only", "per_channel_function", "per_channel_module", "same_op",
+    "ADD_TO", "Piece", "Slim", "cut_module", "living_only", "per_channel_function", "per_channel_module", "same_op",
     "scaled_by_gate", "sliced_constants", "wanted_of", "whole_op",
 ]  # fmt: skip
+
+
+# ``view.add_(part)``; in this form the passes of torch.fx know that it is no dead code though nobody reads its result.
+ADD_TO = torch.ops.aten.add_.Tensor
 
 
 def same_op(op: Op, slim: Slim) -> Piece | None:
@@ -125,7 +129,7 @@ def cut_module(module: nn.Module | None, positions: Ids, size: int) -> nn.Module
         if tensor.ndim == 1 and tensor.shape[0] == size:
             cut = tensor.detach().index_select(0, index.to(tensor.device))
             memo[id(tensor)] = nn.Parameter(cut, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
-    made = copy.deepcopy(module, memo)
+    made = copy_module(module, memo)
     for attribute in ("num_features", "num_parameters", "num_channels"):
         if hasattr(made, attribute):
             setattr(made, attribute, int(positions.size))

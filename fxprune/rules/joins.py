@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from fxprune.ids import ONE, Ids
 from fxprune.rules.elementwise import also_reads, masked_fill, power
-from fxprune.rules.emit import Piece, Slim, same_op, whole_op
+from fxprune.rules.emit import ADD_TO, Piece, Slim, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
@@ -135,7 +135,7 @@ def glu(op: Op) -> Flow:
     return Flow(op.table.all(values, logits, scalers=frozenset({1})), clean=False)
 
 
-MOST_PIECES = 3  # beyond that a scatter-add is as fast
+MOST_PIECES = 4  # beyond that a scatter-add is as fast
 
 _ADDS = (operator.add, torch.add, "add", "__add__", "__radd__")
 
@@ -150,10 +150,11 @@ def _add(op: Op, slim: Slim) -> Piece | None:
     alive = [node for node, piece in zip(op.inputs, pieces, strict=True) if piece is not None]
     plain = op.node.target in _ADDS and "alpha" not in op.node.kwargs and len(op.node.args) == 2
     shapes = {tuple(node.meta["value"].shape) for node in op.inputs}
+    kinds = {node.meta["value"].dtype for node in op.inputs}
     if plain and len(alive) == 1 and shapes == {tuple(op.out.shape)}:
         slim.count("through")
         return slim.piece(alive[0])
-    if not plain or flow is None or flow.axis is None or len(shapes) > 1 or len(alive) < 2:
+    if not plain or flow is None or flow.axis is None or len(shapes) > 1 or len(kinds) > 1 or len(alive) < 2:
         return both(op, slim)
     one, other = (slim.compact(node, flow.axis) for node in alive)
     assert one is not None and other is not None
@@ -173,12 +174,17 @@ def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tens
     both_ways = narrow[np.isin(narrow, wide)]
     if new.size == 0 and both_ways.size == wide.size:
         slim.count("plain")
-        return Piece(graph.call_function(operator.add, (one.node, slim.select(other, axis, wide, value))), axis, wide)
-    fresh = [slim.select(other, axis, new, value)] if new.size else []
+        total = graph.call_function(operator.add, (one.node, slim.select(other, axis, wide, value)))
+        total.meta["plain"] = True  # of two tensors of one shape
+        return Piece(total, axis, wide)
     positions = np.concatenate([wide, new])
+    if new.size:
+        base = graph.call_function(torch.cat, ([one.node, slim.select(other, axis, new, value)], axis))
+    else:
+        base = graph.call_method("clone", (one.node,))  # left out if nobody else reads it
     if both_ways.size == 0:
         slim.count("concat")
-        return Piece(graph.call_function(torch.cat, ([one.node, *fresh], axis)), axis, positions)
+        return Piece(base, axis, positions)
     where = np.full(size, -1, dtype=np.int64)
     where[wide] = np.arange(wide.size)
     index = np.sort(where[both_ways])
@@ -186,30 +192,24 @@ def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tens
     runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1)
     if len(runs) <= MOST_PIECES:
         slim.count("slice")
-        parts = [*_slice_add(graph, one.node, part, runs, axis, wide.size), *fresh]
+        _slice_add(graph, base, part, runs, axis)
     else:
         slim.count("scatter")
         at = slim.buffer("index", torch.from_numpy(index))
-        part = graph.call_method("type_as", (part, one.node))  # autocast may have made them differ
-        parts = [graph.call_method("index_add", (one.node, axis, at, part)), *fresh]
-    return Piece(graph.call_function(torch.cat, (parts, axis)) if len(parts) > 1 else parts[0], axis, positions)
+        part = graph.call_method("type_as", (part, base))  # autocast may have made them differ
+        base = graph.call_method("index_add_", (base, axis, at, part))
+    return Piece(base, axis, positions)
 
 
-def _slice_add(graph: fx.Graph, base: fx.Node, part: fx.Node, runs: list[Ids], axis: int, size: int) -> list[fx.Node]:
-    """``base`` in pieces, ``part`` added to contiguous runs of it: one concatenation will write the result."""
-    pieces: list[fx.Node] = []
-    done = taken = 0
+def _slice_add(graph: fx.Graph, base: fx.Node, part: fx.Node, runs: list[Ids], axis: int) -> None:
+    """``part`` is added to contiguous runs of ``base``, in place."""
+    taken = 0
     for run in runs:
-        start, count = int(run[0]), int(run.size)
-        if start > done:
-            pieces.append(graph.call_method("narrow", (base, axis, done, start - done)))
-        under = graph.call_method("narrow", (base, axis, start, count)) if count < size else base
+        count = int(run.size)
+        under = graph.call_method("narrow", (base, axis, int(run[0]), count))
         over = part if len(runs) == 1 else graph.call_method("narrow", (part, axis, taken, count))
-        pieces.append(graph.call_function(operator.add, (under, over)))
-        done, taken = start + count, taken + count
-    if done < size:
-        pieces.append(graph.call_method("narrow", (base, axis, done, size - done)))
-    return pieces
+        graph.call_function(ADD_TO, (under, over))
+        taken += count
 
 
 @multiply.emitter

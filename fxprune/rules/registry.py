@@ -180,6 +180,8 @@ def rule(*targets: Hashable, lazy: bool = False) -> Callable[[Relate], Rule]:
 def find_rule(node: fx.Node, module: nn.Module | None) -> Rule | None:
     if node.meta.get("identity"):
         return RULES[nn.Identity]
+    if node.meta.get("hooked"):  # whatever its class says, its hooks may do something else
+        return None
     if module is not None:
         forward = type(module).forward
         for cls in type(module).__mro__:

@@ -109,10 +109,15 @@ def _move(op: Op, slim: Slim) -> Piece | None:
 
 
 def _parent(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """The tensor that a movement op reads, and the op itself: one node, or ``chunk`` and the ``getitem`` behind it."""
+    """The tensor that a movement op reads, and the op itself: one node, or ``chunk`` and the ``getitem`` behind it.
+
+    Of an input that is a list or dict of tensors there is no one tensor: it is read as a whole.
+    """
     steps = [node]
     owner = node.args[0] if node.args else node.kwargs["input"]
-    while isinstance(owner, fx.Node) and not isinstance(owner.meta["value"], torch.Tensor):
+    while (
+        isinstance(owner, fx.Node) and owner.op != "placeholder" and not isinstance(owner.meta["value"], torch.Tensor)
+    ):
         steps.insert(0, owner)
         owner = owner.args[0] if owner.args else owner.kwargs["input"]
     assert isinstance(owner, fx.Node)

@@ -52,10 +52,14 @@ def like(op: Op) -> Any:
 @rule("expand_as", "view_as", "reshape_as")
 def shaped_as(op: Op) -> Flow | None:
     flow, other = op.flow(), op.flow(1, "other")
-    if op.node.target == "expand_as":
-        op.notes.sized.append((op.node, other.ids.reshape(-1)))
+    if op.node.target != "expand_as":
+        return None
+    op.notes.sized.append((op.node, other.ids.reshape(-1)))
+    read = np.unique(other.ids)
+    if bool((read == ONE).any()) or np.array_equal(read, np.unique(flow.ids)):
         return flow
-    return None
+    token = op.table.mix(read[None], rows=1, owner=op.node.name)  # something of what it reads the size of must exist
+    return replace(flow, ids=op.table.all(flow.ids, token.reshape((1,) * flow.ids.ndim)))
 
 
 def _note(op: Op) -> None:
@@ -121,7 +125,7 @@ def _shaped_as(op: Op, slim: Slim) -> Piece | None:
         return None
     sizes = list(sizes_of(other, slim))
     lead = op.out.ndim - source.meta["value"].ndim
-    axis = None if piece.axis is None else piece.axis + lead
-    if axis is not None:
-        sizes[axis] = -1
-    return Piece(slim.graph.call_method("expand", (piece.node, *sizes)), axis, piece.positions)
+    if piece.axis is None or source.meta["value"].shape[piece.axis] == 1:  # its only channel lives: it is complete
+        return Piece(slim.graph.call_method("expand", (piece.node, *sizes)))
+    sizes[piece.axis + lead] = -1
+    return Piece(slim.graph.call_method("expand", (piece.node, *sizes)), piece.axis + lead, piece.positions)

@@ -7,7 +7,6 @@ exist) or *full* (the original width, which is exact for any op because a dead c
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch import fx, nn
 from fxprune.core import Channels
 from fxprune.ids import Ids
 from fxprune.rules.registry import Flow, Op, find_rule
+from fxprune.tracing.copies import copy_module
 from fxprune.tracing.values import Values, attribute, has_attribute
 
 Bools = npt.NDArray[np.bool_]
@@ -60,6 +60,7 @@ class Slim:
         self.pieces: dict[fx.Node, Any] = {}
         self.values: dict[fx.Node, Any] = {}  # sizes and numbers: plain, or nodes, or tuples of both
         self.constants = Values(channels.trace.root, model, torch.device("cpu"))
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.joins: dict[str, int] = {}
         self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
         self.calls: dict[str, list[Any]] = {}
@@ -201,7 +202,7 @@ class Slim:
         if axis is not None and positions is not None and value.shape[axis] > 1:
             value = value.index_select(axis, torch.from_numpy(positions).to(value.device))
         name = str(node.target) if node.op == "get_attr" else node.name
-        return self.attribute(name, value.detach().clone(), trainable=self._trainable(node))
+        return self.attribute(name, value.detach().clone(), grad=self.grad(node))
 
     def known(self, node: fx.Node) -> Any:
         """The example's size, or the value of an index that the model holds."""
@@ -215,14 +216,20 @@ class Slim:
             self._add(owner, nn.Module())
         return self.graph.get_attr(path)
 
-    def _trainable(self, node: fx.Node) -> bool:
+    def grad(self, node: fx.Node) -> bool | None:
+        """``requires_grad`` of a constant: that of any parameter it is computed from; None if there is none."""
         if node.op == "get_attr":
             value = self.constants.constant(node)
-            return isinstance(value, nn.Parameter)
-        return any(self._trainable(parent) for parent in node.all_input_nodes)
+            return value.requires_grad if isinstance(value, nn.Parameter) else None
+        found = [self.grad(parent) for parent in node.all_input_nodes]
+        if node.op == "call_module":
+            found += [parameter.requires_grad for parameter in self.op(node).module.parameters()]  # type: ignore[union-attr]
+        known = [flag for flag in found if flag is not None]
+        return any(known) if known else None
 
-    def attribute(self, path: str, value: torch.Tensor, *, trainable: bool = False) -> fx.Node:
-        """A parameter or buffer of the slim net; a path that is taken by another value gets a number."""
+    def attribute(self, path: str, value: torch.Tensor, *, grad: bool | None = None) -> fx.Node:
+        """A parameter (``grad`` given) or buffer of the slim net; a path taken by another value gets a number."""
+        value = value.to(self.device)
         name, number = path, 0
         while has_attribute(self.root, name):
             held = attribute(self.root, name)
@@ -231,8 +238,8 @@ class Slim:
             number += 1
             name = f"{path}_{number}"
         leaf, parent = name.rpartition(".")[2], self._parent(name)
-        if trainable and value.is_floating_point():
-            parent.register_parameter(leaf, nn.Parameter(value))
+        if grad is not None and value.is_floating_point():
+            parent.register_parameter(leaf, nn.Parameter(value, grad))
         else:
             parent.register_buffer(leaf, value)
         return self.graph.get_attr(name)
@@ -244,7 +251,7 @@ class Slim:
     def module(self, path: str, made: nn.Module | None = None) -> str:
         """Install a module under its original name (a copy of the original unless ``made`` is given)."""
         if not has_attribute(self.root, path):
-            self._add(path, copy.deepcopy(self.model.get_submodule(path)) if made is None else made)
+            self._add(path, copy_module(self.model.get_submodule(path)) if made is None else made)
         return path
 
     def _add(self, path: str, module: nn.Module) -> None:

@@ -163,11 +163,11 @@ def _pad(op: Op, slim: Slim) -> Piece | None:
         return None
     widths = [int(width) for width in op.get("padding" if op.module is not None else "pad", 1)]
     flow = slim.flow(op.node)
-    axis = flow.axis if flow is not None else None
+    axis = flow.axis if piece.axis is None and flow is not None else piece.axis
     at = -1 if axis is None else op.out.ndim - 1 - axis
     if axis is None or 2 * at + 1 >= len(widths) or widths[2 * at] == widths[2 * at + 1] == 0:
         return same_op(op, slim)
-    if op.module is not None or piece.axis not in (None, axis):
+    if op.module is not None:
         return whole_op(op, slim)
     existing = piece.along(axis, source.meta["value"].shape[axis]) + widths[2 * at]
     inside = (existing >= 0) & (existing < op.out.shape[axis])

@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Trace
 from fxprune.errors import InputError, TraceError
+from fxprune.tracing.copies import copy_module, meta_copy
 from fxprune.tracing.frames import error_line, one_line
 from fxprune.tracing.tracer import Tracer
-from fxprune.tracing.values import meta_copy
 
 __all__ = ["example_arguments", "graph_module", "trace"]
 
@@ -56,7 +56,7 @@ def trace(
 
 def real_root(traced: Trace, model: nn.Module) -> nn.Module:
     """A copy of the user's model with everything that the graph refers to."""
-    copied = copy.deepcopy(model)
+    copied = copy_module(model)
     for name, child in traced.root.named_children():  # modules made inside forward()
         if name not in copied._modules:
             copied.add_module(name, child)
@@ -79,7 +79,7 @@ def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Ex
     """Does the model reject the example by itself, or is it only that it cannot be traced?"""
     if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_flatten((args, kwargs))[0]):
         return TraceError(f"the model cannot be traced: {one_line(error)}", where=error_line(error))
-    clone = copy.deepcopy(model).eval()
+    clone = copy_module(model).eval()
     try:
         with torch.no_grad():
             clone(*args, **kwargs)

@@ -27,7 +27,7 @@ def trace_without_example(model: nn.Module, *, leaf: Callable[[str, nn.Module], 
             assert isinstance(first, nn.modules.conv._ConvNd)
             shape = (1, first.in_channels, *(size,) * len(first.kernel_size))
         try:
-            made = trace(model, torch.empty(shape, device="meta"), leaf=leaf, device=device)
+            made = trace(model, torch.empty(shape, dtype=first.weight.dtype, device="meta"), leaf=leaf, device=device)
         except FxPruneError as error:
             problem = problem or error
             continue

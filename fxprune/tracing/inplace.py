@@ -15,6 +15,9 @@ _OPERATORS = {
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 }
 _FUNCTIONS: dict[Any, Any] = {
+    torch.ops.aten.add_.Tensor: torch.add,  # of slim nets
+}
+_FUNCTIONS |= {
     in_place: getattr(owner, name[:-1])
     for owner in (torch, F)
     for name, in_place in vars(owner).items()

@@ -29,6 +29,8 @@ class ShapeProxy(fx.Proxy):
 
     tracer: Tracer
     node: fx.Node
+    part: tuple[ShapeProxy, list[tuple[int, slice | int]]] | None = None  # of which tensor this is a view
+    views: tuple[ShapeProxy, ...] = ()  # those of this one
 
     @property
     def value(self) -> Any:

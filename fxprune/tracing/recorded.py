@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.autograd.variable import VariableMeta
 
 from fxprune.tracing.proxy import ShapeProxy, proxies
+from fxprune.tracing.values import RANDOM
 
 if TYPE_CHECKING:
     from fxprune.tracing.tracer import Tracer
@@ -44,7 +45,8 @@ class AutogradFunction(nn.Module):
 class Recorded:
     """Functions that do not ask their arguments what they are: record them when one is a proxy.
 
-    These are torch's factories (``torch.zeros(x.shape[0])``) and what the model's author marked with ``torch.fx.wrap``.
+    These are torch's factories (``torch.zeros(x.shape[0])``; the random ones always, for one draw must not become a
+    constant) and what the model's author marked with ``torch.fx.wrap``.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -92,7 +94,7 @@ class Recorded:
     def _recording(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.tracer.paused or not proxies((args, kwargs)):
+            if self.tracer.paused or not (function in RANDOM or proxies((args, kwargs))):
                 return function(*args, **kwargs)
             return self.tracer.create_proxy("call_function", function, args, kwargs)
 

@@ -15,8 +15,9 @@ from torch import fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Leaf, Specialisation
+from fxprune.tracing import writes
 from fxprune.tracing.frames import call_site, error_line, is_user_function, one_line, user_line
-from fxprune.tracing.inplace import functional_form, overlapping
+from fxprune.tracing.inplace import functional_form
 from fxprune.tracing.proxy import ShapeProxy, proxies
 from fxprune.tracing.recorded import Recorded, Untraceable, true_len
 from fxprune.tracing.values import Values, conv_cost, to_meta
@@ -80,7 +81,8 @@ class Tracer(fx.Tracer):
             bound = inspect.BoundArguments(self.example.signature, given)
             self.root.__dict__["training"] = flag
             try:
-                return type(self.root).forward(self.root, *bound.args, **bound.kwargs)
+                call = fx._symbolic_trace._orig_module_call if has_hooks(self.root) else type(self.root).forward
+                return call(self.root, *bound.args, **bound.kwargs)
             finally:
                 self.root.__dict__["training"] = False
 
@@ -153,6 +155,7 @@ class Tracer(fx.Tracer):
 
             return self._inlined(target, opaque, args, kwargs)
         made = super().create_proxy(kind, target, args, kwargs, name, type_expr)
+        writes.note_view(made, target, args)
         overwritten = functional_form.overwritten(kind, target, args, kwargs, self.root)
         return self.update(overwritten, made) if overwritten is not None else made
 
@@ -172,6 +175,8 @@ class Tracer(fx.Tracer):
             return getattr(owner.value, name)()
         if name in ("item", "tolist") and isinstance(owner.value, torch.Tensor):
             return getattr(self._constant(owner, name), name)()
+        if name in ("zero_", "fill_", "copy_"):
+            return writes.overwrite(self, owner, (*args, *kwargs.values(), 0)[0])
         return self.create_proxy("call_method", name, (owner, *args), kwargs)
 
     # ---------------------------------------------------------------- what Python consumed
@@ -247,50 +252,7 @@ class Tracer(fx.Tracer):
         self.training_reads += 1
         self.specialisations.append(Specialisation(path or "model", "training", False, user_line()))
 
-    # ---------------------------------------------------------------- in place
-
-    def update(self, target: Any, made: Any) -> Any:
-        """``target`` was overwritten by ``made``: every name that the model's code has for it now means ``made``."""
-        if type(target) is not ShapeProxy or not isinstance(target.value, (torch.Tensor, list)):
-            return made
-        if isinstance(target.value, torch.Tensor):
-            reason = f"{target.node.name} was written in place through another view of it"
-            for node in self.by_storage[target.value.untyped_storage()._cdata]:
-                if node not in (target.node, made.node) and overlapping(node.meta["value"], target.value):
-                    self.stale[node] = reason
-        self.stale.pop(made.node, None)
-        target.node = made.node
-        return target
-
-    def assign(self, proxy: ShapeProxy, index: Any, item: Any) -> None:
-        """``x[a:b, c] = y`` as nested scatters, ``x[mask] = 0`` as a masked fill; the rest is left to the fallback."""
-        if type(index) is ShapeProxy and index.value.dtype == torch.bool and isinstance(item, (int, float)):
-            made = self.create_proxy("call_method", "masked_fill", (proxy, index, item), {})
-        else:
-            index = list(index) if isinstance(index, tuple) else [index]
-            if Ellipsis in index:
-                at = index.index(Ellipsis)
-                index[at : at + 1] = [slice(None)] * (proxy.value.ndim - len(index) + 1)
-            if not all(isinstance(entry, (slice, int)) for entry in index):
-                raise Untraceable("an assignment to positions that depend on data")
-            moved = [(axis, entry) for axis, entry in enumerate(index) if entry != slice(None)]
-            made = self._scattered(proxy, moved, item)
-        self.update(proxy, made)
-
-    def _scattered(self, proxy: Any, moved: list[tuple[int, Any]], item: Any) -> Any:
-        if not moved:
-            if not isinstance(item, fx.Proxy):
-                return self.create_proxy("call_function", torch.full_like, (proxy, item), {})
-            return self.create_proxy("call_method", "expand_as", (item, proxy), {})
-        (axis, entry), rest = moved[-1], moved[:-1]  # the last axis first: an integer takes its axis away
-        if isinstance(entry, int):
-            part = self._scattered(proxy.select(axis, entry), rest, item)
-            return self.create_proxy("call_function", torch.select_scatter, (proxy, part, axis, entry), {})
-        part = self._scattered(proxy[(slice(None),) * axis + (entry,)], rest, item)
-        step = 1 if entry.step is None else entry.step
-        return self.create_proxy(
-            "call_function", torch.slice_scatter, (proxy, part, axis, entry.start, entry.stop, step), {}
-        )
+    update, assign = writes.update, writes.assign
 
     # ---------------------------------------------------------------- modules
 
@@ -319,6 +281,9 @@ class Tracer(fx.Tracer):
             made = self.create_proxy("call_module", path, args, kwargs)
             if self.is_user_leaf(path, m):
                 self._note_leaf(m, path, args, kwargs, "kept as a leaf on request", None)
+            elif has_hooks(m):  # they see, and may change, what a smaller layer would not have
+                made.node.meta["hooked"] = True
+                self._note_leaf(m, path, args, kwargs, "it has forward hooks", None)
             return made
         scope, self.scope = self.scope, fx.proxy.Scope(path, type(m))
         m.__dict__["training"] = self._flag(path)
@@ -390,6 +355,12 @@ class Tracer(fx.Tracer):
         flag = TrainingFlag(0)
         flag.tracer, flag.path = self, path
         return flag
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Forward hooks of the model's author; torch's own (weight norm, spectral norm) are part of the layer."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
 
 
 def _nodes(tree: Any) -> list[fx.Node]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import types
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ _SAME_SHAPE: tuple[type[nn.Module], ...] = (
 _SAME_TENSOR: tuple[type[nn.Module], ...] = (
     nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
 )  # fmt: skip
+RANDOM = (torch.rand, torch.randint, torch.randn, torch.randperm)
 
 
 def to_meta(tree: Any) -> Any:
@@ -27,43 +26,6 @@ def to_meta(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return tree if tree.is_meta else tree.to("meta")
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
-
-
-def meta_copy(model: nn.Module) -> nn.Module:
-    """A copy that shares no state with ``model`` and holds no data: what tracing may scribble on."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-    for buffer in model.buffers():
-        memo.setdefault(id(buffer), buffer.detach().to("meta"))
-    return _clone(model, memo).eval()
-
-
-_PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, types.FunctionType, type)
-
-
-def _clone(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """``copy.deepcopy``, but without a detour for each of the dozen empty dicts that a module carries."""
-    if id(module) in memo:
-        known: nn.Module = memo[id(module)]
-        return known
-    if hasattr(type(module), "__deepcopy__") or isinstance(module, torch.jit.ScriptModule):
-        return copy.deepcopy(module, memo)
-    made: nn.Module = type(module).__new__(type(module))
-    memo[id(module)] = made
-    for name, held in vars(module).items():
-        if name == "_modules":
-            copied: Any = {key: _clone(child, memo) if child is not None else None for key, child in held.items()}
-        elif name in ("_parameters", "_buffers"):
-            copied = {key: memo.get(id(tensor), tensor) for key, tensor in held.items()}
-        elif isinstance(held, _PLAIN):
-            copied = held
-        elif isinstance(held, dict) and not held:
-            copied = type(held)()
-        else:
-            copied = copy.deepcopy(held, memo)
-        made.__dict__[name] = copied
-    return made
 
 
 class Values:
@@ -86,6 +48,8 @@ class Values:
         if isinstance(module, _SAME_TENSOR) and len(args) == 1:
             return args[0]
         if isinstance(module, _SAME_SHAPE) and len(args) == 1:
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module._check_input_dim(args[0])
             return args[0].new_empty(args[0].shape)
         if node.target is torch.cat and len(args) == 2 and isinstance(args[1], int):
             return _cat(args[0], args[1])
@@ -119,8 +83,11 @@ class Values:
 
     def constant(self, node: fx.Node) -> Any:
         """The real value of a node that depends on parameters and buffers only; raises ``ValueError`` otherwise."""
-        if node.op == "get_attr":
-            return attribute(self.real, str(node.target))
+        if node.op == "get_attr":  # a tensor made inside forward() is only known to the traced copy
+            path = str(node.target)
+            return attribute(self.real if has_attribute(self.real, path) else self.root, path)
+        if node.target in RANDOM:
+            raise ValueError(f"{node.name} is another one in every call")
         if node.op not in ("call_function", "call_method", "call_module"):
             raise ValueError(f"{node.name} depends on the input")
         args: Any = fx.node.map_arg(node.args, self.constant)

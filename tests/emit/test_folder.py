@@ -35,8 +35,10 @@ def test_an_older_one_is_replaced(slim: fx.GraphModule, tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_used_and_parents_are_made(slim: fx.GraphModule, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    fxprune.load(fxprune.save(slim, tmp_path / "empty"))
-    fxprune.load(fxprune.save(slim, tmp_path / "new" / "deeper"))
+    for folder in (tmp_path / "empty", tmp_path / "new" / "deeper"):
+        found = fxprune.load(fxprune.save(slim, folder)).state_dict()
+        assert found.keys() == slim.state_dict().keys()
+        assert all(torch.equal(found[name], value) for name, value in slim.state_dict().items())
 
 
 def test_a_link_is_followed(slim: fx.GraphModule, tmp_path: Path) -> None:

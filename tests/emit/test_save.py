@@ -296,3 +296,17 @@ def test_two_nets_at_once(tmp_path: Path) -> None:
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     assert not (tmp_path / "slim" / "__pycache__").exists()
+
+
+def test_a_folder_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(fxprune.errors.ExportError, match="file is a file"):
+        fxprune.save(slim_of("chain")[0], tmp_path / "file" / "x" / "y")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:77"])
+def test_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
+    folder = fxprune.save(slim_of("chain")[0], tmp_path / "net")
+    with pytest.raises(fxprune.errors.OptionError, match=f"the device '{device}' cannot be used"):
+        fxprune.load(folder, device)

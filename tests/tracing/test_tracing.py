@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxprune
-from fxprune.errors import InputError, TraceError
+from fxprune.errors import InputError, ModelError, TraceError
 from fxprune.tracing import graph_module, trace
 
 
@@ -112,10 +112,58 @@ def into_slice(net: Net, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-@pytest.mark.parametrize("forward", [in_place, into_slice])
+def through_a_view(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    y.narrow(1, 1, 2).add_(1.5)
+    y[:, :2].mul_(-1).add_(y[:, 2:4])
+    return y
+
+
+def through_a_view_of_a_view(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    outer = y[:, 1:]
+    inner = outer[..., 0]
+    inner += 2
+    outer *= 3
+    return y * 2
+
+
+def through_two_halves(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    one, other = y[:, :4], y[:, 4:]
+    one += 1
+    other *= 2
+    return y + torch.cat([other, one], 1)
+
+
+@pytest.mark.parametrize(
+    "forward", [in_place, into_slice, through_a_view, through_a_view_of_a_view, through_two_halves]
+)
 def test_in_place_ops_keep_their_meaning(forward: Any) -> None:
     model, graph, _ = traced(forward, X)
     torch.testing.assert_close(graph(X), model(X), rtol=0, atol=0)
+
+
+def whole_after_part(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    part = y[:, :2]
+    part += 1
+    y *= 2
+    return y + part.sum()
+
+
+def overlapping_parts(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    one, other = y[:, :3], y[:, 1:]
+    one += 1
+    other *= 2
+    return y + one.sum()
+
+
+@pytest.mark.parametrize("forward", [whole_after_part, overlapping_parts])
+def test_a_view_that_would_not_follow_is_refused(forward: Any) -> None:
+    with pytest.raises(TraceError, match="written in place through another view"):
+        traced(forward, X)
 
 
 class Undecided(nn.Module):
@@ -192,6 +240,44 @@ def test_functional_dropout_follows_the_mode() -> None:
     assert bool((graph.train()(x) == 0).any())
 
 
+class Counting(nn.Module):
+    """Remembers what it saw, also in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.copy_(x.mean())
+        return x
+
+
+def test_a_module_that_overwrites_its_buffer_is_a_leaf() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), Counting(), nn.Conv2d(8, 2, 1)).double()
+    graph = graph_module(trace(net, X), net)
+    graph(X)
+    torch.testing.assert_close(graph.get_buffer("1.seen"), net[0](X).mean())
+
+
+@pytest.mark.parametrize("where", ["", "0", "1", "2", "2.0"])
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_are_part_of_the_model(where: str, before: bool) -> None:
+    body = nn.Sequential(nn.Conv2d(8, 6, 1), nn.ReLU())
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), body, nn.Conv2d(6, 4, 1), nn.Conv2d(4, 2, 1)).double().eval()
+    if before:
+        net.get_submodule(where).register_forward_pre_hook(lambda module, args: (args[0] * 2 + 1,))
+    else:
+        net.get_submodule(where).register_forward_hook(lambda module, args, out: out * 2 + 1)
+    wrapped = fxprune.wrap(net, 1 / 2, example_inputs=X)
+    torch.testing.assert_close(wrapped(X), net(X))
+    wrapped.set_masks({name: torch.arange(len(gate)) % 2 == 0 for name, gate in wrapped.gates.items()})
+    torch.testing.assert_close(fxprune.export(wrapped)(X), wrapped(X))
+    leaves = [(leaf.path, leaf.reason) for leaf in wrapped.analysis.channels.trace.leaves]
+    assert leaves == (
+        [] if where in ("", "2") else [(where, "it has forward hooks")]
+    )  # those of a container are traced
+
+
 class Options(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -232,3 +318,45 @@ def test_without_an_example_shapes_must_not_matter() -> None:
     assert len(fxprune.wrap(net, 1 / 2).gates["0"]) == 8
     with pytest.raises(TraceError, match="example_inputs"):
         fxprune.wrap(Net(branching), 1 / 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_made_up_example_has_the_models_dtype(dtype: torch.dtype) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1)).to(dtype)
+    wrapped, x = fxprune.wrap(net, 1 / 2), torch.zeros(2, 3, 8, 8, dtype=dtype)
+    wrapped(x)
+    assert fxprune.export(wrapped)(x).dtype == dtype
+
+
+def test_an_example_without_a_batch_is_refused_where_the_model_refuses_it() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
+    with pytest.raises(InputError, match="expected 4D input"):
+        fxprune.wrap(net, 1 / 2, example_inputs=torch.zeros(3, 8, 8))
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: nn.Sequential(nn.LazyConv2d(8, 3), nn.Conv2d(8, 2, 1)), "run one batch"),
+        (lambda: torch.compile(small()), "pass the original model"),
+        (lambda: nn.Sequential(torch.compile(small()), nn.Conv2d(2, 2, 1)), "0 is compiled"),
+        (lambda: torch.jit.trace(small(), torch.zeros(1, 3, 8, 8)), "pass the original model"),
+    ],
+    ids=["lazy", "compiled", "compiled inside", "scripted"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_models_that_cannot_be_read(build: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        fxprune.wrap(build(), 1 / 2, example_inputs=torch.zeros(1, 3, 8, 8))
+
+
+def test_places_where_no_model_can_be_pruned() -> None:
+    with torch.inference_mode(), pytest.raises(ModelError, match="leave inference_mode"):
+        fxprune.wrap(small(), 1 / 2, example_inputs=torch.zeros(1, 3, 8, 8))
+    wrapped = fxprune.wrap(small().to("meta"), 1 / 2, example_inputs=torch.zeros(1, 3, 8, 8))
+    with pytest.raises(ModelError, match="load the weights"):
+        fxprune.export(wrapped)

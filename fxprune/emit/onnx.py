@@ -1,0 +1,155 @@
+"""ONNX: a net as a file, and a file as a net that runs in ONNX Runtime and can be counted."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.utils._pytree import tree_flatten, tree_map
+
+from fxprune.budget.count import Count
+from fxprune.errors import ExportError, FxPruneError, OptionError
+from fxprune.passes.verify import batch_size
+
+_FLOATS = {"tensor(float)": torch.float32, "tensor(double)": torch.float64, "tensor(float16)": torch.float16}
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+
+
+def installed(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in names)
+
+
+def require(what: str, *names: str) -> None:
+    missing = [name for name in names if not installed(name)]
+    if missing:
+        raise OptionError(f"{what} needs {' and '.join(missing)}", fix="pip install 'fxprune[onnx]'")
+
+
+def to_onnx(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """The contents of an ONNX file whose batch size is free."""
+    bound = inspect.signature(net.forward).bind(*args, **kwargs)
+    first, batch = batch_size(args, kwargs), Dim("batch")
+
+    def free(leaf: Any) -> Any:
+        return {0: batch} if isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.shape[0] == first else None
+
+    shapes = {name: tree_map(free, value) for name, value in bound.arguments.items()}
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                net, bound.args, kwargs=bound.kwargs, dynamo=True, dynamic_shapes=shapes, verbose=False
+            )
+    except Exception as error:
+        raise ExportError(
+            f"torch cannot export this net to ONNX: {_cause(error)}",
+            fix="what ONNX has no word for must go from the model; --source writes any net",
+        ) from error
+    assert program is not None
+    data: bytes = program.model_proto.SerializeToString()
+    return data
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch's exporter tells about itself in every way there is."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _cause(error: BaseException) -> str:
+    """torch wraps the reason in advice on how to mend torch."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+class OnnxNet:
+    """A file in ONNX Runtime, called with the arguments of the torch net."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self.data, self.name = data, name
+        self.session = _session(data, name, optimise=True)
+
+    @classmethod
+    def load(cls, file: Path) -> OnnxNet:
+        import onnx
+
+        try:
+            model = onnx.load(str(file))  # with weights that lie beside it
+            return cls(model.SerializeToString(), str(file))
+        except FxPruneError:
+            raise
+        except Exception as error:
+            raise FxPruneError(f"{file} is damaged: {_cause(error)}", fix="export the net again") from error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        return [torch.from_numpy(value) for value in self.session.run(None, self._feed(self.session, args, kwargs))]
+
+    def _feed(self, session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """In order; a torch net that is called with keywords has given its inputs their names."""
+        inputs, given = session.get_inputs(), [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, torch.Tensor)]
+        named = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+        if len(inputs) != len(given) + len(named) or not set(named) <= {at.name for at in inputs}:
+            raise FxPruneError(
+                f"{self.name} takes other inputs than the run's net: {', '.join(at.name for at in inputs)}",
+                fix="check a file that was exported from a net of this run",
+            )
+        rest = iter(given)
+        values = {at.name: named[at.name] if at.name in named else next(rest) for at in inputs}
+        return {at.name: values[at.name].to(_FLOATS.get(at.type, values[at.name].dtype)).numpy() for at in inputs}
+
+    def count(self, *args: Any, **kwargs: Any) -> Count:
+        """What its convolutions cost: run it with what they read and write as outputs, and look at the shapes."""
+        import onnx
+
+        model = onnx.load_from_string(self.data)
+        weights = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+        calls = [
+            node for node in model.graph.node if node.op_type in _CONVOLUTIONS and node.input[1] in weights
+        ]  # a kernel that is computed is no layer
+        known = {value.name for value in (*model.graph.input, *model.graph.output)}
+        asked = dict.fromkeys(name for node in calls for name in (node.input[0], node.output[0]))
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in known)
+        session = _session(model.SerializeToString(), self.name, optimise=False)
+        feed, names = self._feed(session, args, kwargs), [value.name for value in session.get_outputs()]
+        shapes = {name: value.shape for name, value in zip(names, session.run(None, feed), strict=True)}
+        shapes.update({name: value.shape for name, value in feed.items()})
+        found = Count()
+        for node in calls:
+            y = shapes[node.output[0]]
+            places = shapes[node.input[0]] if node.op_type == "ConvTranspose" else y
+            bias = torch.Size(weights[node.input[2]]).numel() if len(node.input) > 2 and node.input[2] else 0
+            sizes = torch.Size(weights[node.input[1]]).numel(), bias
+            found.add(node.input[1], sizes, y[1], torch.Size(y[2:]).numel(), torch.Size(places[2:]).numel())
+        return found
+
+
+def _session(data: bytes, name: str, *, optimise: bool) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    if not optimise:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise FxPruneError(f"ONNX Runtime does not take {name}: {_cause(error)}", fix="export the net again") from error

@@ -1,0 +1,234 @@
+"""The folder of a pruning run: ``run.json``, ``hardened/`` and ``slim/``. Nothing in it is pickled.
+
+- ``run.json``: what was pruned, on which inputs, to which budget, and how far the run is.
+- ``hardened/``: the net after its gates were decided, at its original width, as source and weights.
+- ``slim/``: the final net, as source and weights. Fine-tuned, it computes something else than ``hardened/``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_map
+
+from fxprune.budget.cost import METRICS, Cost
+from fxprune.budget.count import Count, count
+from fxprune.budget.target import Target
+from fxprune.emit.example import described, restored
+from fxprune.emit.files import file_above, write_atomically
+from fxprune.emit.folder import read, write
+from fxprune.errors import FxPruneError, OptionError, RunError
+from fxprune.passes.freeze import frozen
+from fxprune.passes.verify import batch_size, noise, tensors
+from fxprune.wrapped import Wrapped
+
+FACTS, HARDENED, SLIM = "run.json", "hardened", "slim"
+SCHEMA, VERSION = "fxprune.run/", 1
+STAGES = ("pruning", "fine-tuning", "finished")  # then there is nothing, hardened/, and slim/ too
+_NAME = "name the folder of a pruning run"
+
+
+class Run:
+    """A run folder that exists; ``Run.create`` starts a new one.
+
+    >>> import fxprune, tempfile
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    >>> wrapped = fxprune.wrap(net, 1/2, example_inputs=torch.zeros(1, 3, 8, 8)).harden()
+    >>> run = Run.create(tempfile.mkdtemp(), wrapped)
+    >>> run.write_hardened(wrapped)
+    >>> run.write_slim(fxprune.export(wrapped))
+    >>> again = Run(run.folder)
+    >>> again.stage, again.target.limits, again.slim()(*again.example(batch=5)[0]).shape
+    ('finished', (('volume', 0.5),), torch.Size([5, 4, 4, 4]))
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._facts = _read(self.folder)
+        try:
+            self._inputs = restored(self._facts["args"]), restored(self._facts["kwargs"])
+            self.model = str(self._facts["model"])
+            self.full_cost = Cost(**self._facts["full_cost"])
+            self.target = Target.of(dict(self._facts["budget"]), "volume")
+            whole = [*vars(self.full_cost).values(), *(self.cost or {}).values()]
+            if list(map(type, self._inputs)) != [tuple, dict] or not all(type(number) is int for number in whole):
+                raise ValueError("inputs that are none, or a cost that is no number")
+            if self.cost is not None and set(self.cost) != set(METRICS):
+                raise ValueError(f"a cost of {', '.join(self.cost) or 'nothing'}")
+            if self.stage not in STAGES:
+                raise ValueError(f"there is no stage {self.stage!r}")
+        except (KeyError, TypeError, ValueError, AttributeError, FxPruneError) as error:
+            said = error.cause if isinstance(error, FxPruneError) else f"{type(error).__name__}: {error}"
+            raise _damaged(self.folder, said) from error
+
+    @classmethod
+    def create(cls, folder: str | os.PathLike[str], wrapped: Wrapped) -> Run:
+        """Start a run; the folder must be new or empty."""
+        _check_wrapped(wrapped, "Run.create")
+        path = Path(folder)
+        file = file_above(path)
+        if file is not None:
+            raise RunError(f"{file} is a file, so there can be no folder {path}", fix="name another folder")
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            raise RunError(
+                f"{path} is there already and is not an empty folder",
+                fix="name another folder, or go on with a run by fxprune.run.Run(folder)",
+            )
+        from fxprune import __version__
+
+        args, kwargs = wrapped.analysis.channels.trace.example
+        facts = {
+            "schema": f"{SCHEMA}{VERSION}",
+            "fxprune": __version__,
+            "model": type(wrapped).__name__,
+            "args": described(tuple(args)),
+            "kwargs": described(dict(kwargs)),
+            "full_cost": wrapped.full_cost().as_dict(),
+            "budget": dict(wrapped.target.limits),
+            "stage": STAGES[0],
+            "cost": None,  # of slim/
+        }
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path / FACTS, json.dumps(facts, indent=2) + "\n")
+        return cls(path)
+
+    @property
+    def stage(self) -> str:
+        """``"pruning"``, ``"fine-tuning"`` once the gates are decided, or ``"finished"``."""
+        return str(self._facts["stage"])
+
+    @property
+    def cost(self) -> dict[str, int] | None:
+        """Volume, FLOPs and parameters of the slim net, once there is one."""
+        found: dict[str, int] | None = self._facts["cost"]
+        return found
+
+    def write_hardened(self, wrapped: Wrapped) -> None:
+        """Keep the hardened net, at its original width."""
+        _check_wrapped(wrapped, "write_hardened")
+        self._write(HARDENED, frozen(wrapped))
+        self._update(stage=STAGES[1], cost=None)
+
+    def write_slim(self, slim: fx.GraphModule) -> None:
+        """Keep the final net, and what it costs."""
+        if self.stage == STAGES[0]:
+            raise RunError(
+                f"{self.folder} has no hardened net yet: what the slim net was made from is missing",
+                fix="call run.write_hardened(wrapped) first",
+            )
+        found = self._count(slim)
+        self._write(SLIM, slim)
+        self._update(stage=STAGES[2], cost={metric: getattr(found, metric) for metric in METRICS})
+
+    def _count(self, slim: fx.GraphModule) -> Count:
+        """What the net costs on the run's inputs; one that cannot read them, or answers otherwise, is another net."""
+        if not isinstance(slim, fx.GraphModule) or isinstance(slim, Wrapped):
+            raise OptionError(
+                f"write_slim takes what fxprune.export returns, not a {type(slim).__name__}",
+                fix="call run.write_slim(fxprune.export(wrapped))",
+            )
+        args, kwargs = self.example(dtype=torch.float32)
+        net, hardened = copy.deepcopy(slim).cpu().float().eval(), self.hardened().float()
+        try:
+            found = count(net, args, kwargs)
+            with torch.no_grad():
+                made, expected = (tensors(one(*args, **kwargs)) for one in (net, hardened))
+        except Exception as error:
+            raise _foreign(self.folder, str(error).partition("\n")[0]) from error
+        if [tensor.shape for tensor in made] != [tensor.shape for tensor in expected]:
+            raise _foreign(self.folder, "its outputs have other shapes than those of the hardened net")
+        return found
+
+    def hardened(self) -> nn.Module:
+        """The net of ``hardened/``, in eval mode. This runs its source: load only what you trust."""
+        if self.stage == STAGES[0]:
+            raise RunError(
+                f"{self.folder} has no hardened net yet: it is still {self.stage}",
+                fix="let the run go on until its gates are decided",
+            )
+        return read(self.folder / HARDENED, "cpu")
+
+    def slim(self) -> nn.Module:
+        """The net of ``slim/``, in eval mode. This runs its source: load only what you trust."""
+        if self.stage != STAGES[2]:
+            raise RunError(
+                f"{self.folder} has no slim net yet: it is still {self.stage}", fix="let the run go on to its end"
+            )
+        return read(self.folder / SLIM, "cpu")
+
+    def example(
+        self, batch: int | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Random inputs (integers: zeros) of the run's shapes, the same every time: positional and keyword arguments.
+
+        ``batch`` takes the place of the batch size, ``dtype`` of the types of floating point.
+        """
+
+        def typed(made: Any, leaf: Any) -> Any:
+            return made.to(dtype or leaf.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else made
+
+        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+            raise OptionError(f"batch={batch!r} is no batch size", fix="write a whole number, such as batch=4")
+        made = noise(*self._inputs, batch or self.batch, torch.device("cpu"))
+        found: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(typed, made, self._inputs)
+        return found
+
+    @property
+    def batch(self) -> int:
+        """The batch size of the example that the net was pruned with."""
+        return batch_size(*self._inputs)
+
+    def _write(self, part: str, net: nn.Module) -> None:
+        from fxprune import __version__
+
+        write(net, self.folder / part, __version__)
+
+    def _update(self, **changes: Any) -> None:
+        """After the part that it tells of: a run that is cut off in between is a step behind, never ahead."""
+        self._facts = {**self._facts, **changes}
+        write_atomically(self.folder / FACTS, json.dumps(self._facts, indent=2) + "\n")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}", fix=_NAME)
+    if not (folder / FACTS).is_file():
+        raise RunError(f"{folder} is not the folder of a run: it has no {FACTS}", fix=_NAME)
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(folder, str(error)) from error
+    schema = str(facts.get("schema")) if isinstance(facts, dict) else ""
+    version = schema.removeprefix(SCHEMA)
+    if not schema.startswith(SCHEMA) or not version.isdecimal():
+        raise RunError(f"{folder / FACTS} was not written by fxprune", fix=_NAME)
+    if int(version) > VERSION:
+        raise RunError(
+            f"{folder} was written by fxprune {facts.get('fxprune')}, in format {version}; this one reads {VERSION}",
+            fix="pip install --upgrade fxprune",
+        )
+    found: dict[str, Any] = facts
+    return found
+
+
+def _check_wrapped(wrapped: Any, call: str) -> None:
+    if not isinstance(wrapped, Wrapped):
+        raise OptionError(f"{call} takes a wrapped net, not a {type(wrapped).__name__}", fix="call fxprune.wrap first")
+
+
+def _foreign(folder: Path, why: str) -> RunError:
+    return RunError(
+        f"this net does not belong to the run {folder}: {why}", fix="write what was exported from the run's wrapped net"
+    )
+
+
+def _damaged(folder: Path, why: str) -> RunError:
+    return RunError(
+        f"{folder / FACTS} is damaged: {why}", fix="restore it: what it says cannot be told from the other files"
+    )

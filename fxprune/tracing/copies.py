@@ -1,0 +1,58 @@
+"""Copies of modules: ``copy.deepcopy``, several times faster."""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, types.FunctionType, type)
+_COPYING = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
+
+
+def copy_module(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """``copy.deepcopy``, but without a detour for each of the dozen empty dicts that a module carries.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> made = copy_module(net)
+    >>> made[0].weight is net[0].weight, torch.equal(made[0].weight, net[0].weight)
+    (False, True)
+    """
+    memo = {} if memo is None else memo
+    if id(module) in memo:
+        known: nn.Module = memo[id(module)]
+        return known
+    kind = type(module)
+    own = any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in _COPYING)
+    if own or isinstance(module, torch.jit.ScriptModule):
+        return copy.deepcopy(module, memo)
+    made: nn.Module = kind.__new__(kind)
+    memo[id(module)] = made
+    for name, held in vars(module).items():
+        if name == "_modules":
+            copied: Any = {key: copy_module(child, memo) if child is not None else None for key, child in held.items()}
+        elif name in ("_parameters", "_buffers"):
+            copied = {key: copy.deepcopy(tensor, memo) for key, tensor in held.items()}
+        elif isinstance(held, _PLAIN):
+            copied = held
+        elif isinstance(held, torch.Tensor) and not held.is_leaf:  # computed before a call, as by the old weight_norm
+            copied = memo.setdefault(id(held), held.detach().clone())
+        elif isinstance(held, dict) and not held:
+            copied = type(held)()
+        else:
+            copied = copy.deepcopy(held, memo)
+        made.__dict__[name] = copied
+    return made
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """A copy that shares no state with ``model`` and holds no data: what tracing may scribble on."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo.setdefault(id(buffer), buffer.detach().to("meta"))
+    return copy_module(model, memo).eval()
