@@ -1,6 +1,7 @@
 """The ``fxprune`` command: parses, runs a subcommand, and turns every error into a message and an exit code.
 
-Exit codes: 0 done, 2 an error that the user can mend, 1 an error of fxprune itself, 130 interrupted.
+Exit codes: 0 done, 1 a check that found something or an error of fxprune itself, 2 an error that the user can mend,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from fxprune import __version__
-from fxprune.commands import inspect
+from fxprune.commands import check, export, inspect, prune
 from fxprune.commands.failures import told, where_of
 from fxprune.errors import FxPruneError
 
-COMMANDS = (inspect,)
+COMMANDS = (inspect, prune, export, check)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -25,7 +27,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxprune {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    plain = partial(argparse.ArgumentParser, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    subparsers = parser.add_subparsers(  # type: ignore[call-overload]  # it asks for a class, and calls it
+        dest="command", metavar="COMMAND", required=True, parser_class=plain
+    )
     for command in COMMANDS:
         command.add_parser(subparsers)
     return parser

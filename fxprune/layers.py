@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from math import log
 from typing import Any
 
 import torch
 from torch import nn
 
-from fxprune.ids import IdTable
+from fxprune.ids import OPEN, IdTable
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
+CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
 OPEN_AT = 2.5  # a gate starts fully open: the wrapped net computes what the original computes
 
 
@@ -24,12 +27,29 @@ def mean_gate(log_alpha: torch.Tensor) -> torch.Tensor:
     return (torch.sigmoid(log_alpha / BETA) * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Site:
     """Where the wrapped graph multiplies (``gate`` given) or masks: a tensor's ids, shaped to broadcast over it."""
 
     ids: torch.Tensor
     gate: torch.Tensor | None
+    in_norm: bool = False  # the multiply hides in a batch norm, which takes a plain vector
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (-1,) if self.in_norm else tuple(self.ids.shape)
+
+    @cached_property
+    def has_open(self) -> bool:
+        """Some channels hang on no gate variable."""
+        return self.gate is not None and bool((self.gate == OPEN).any())
+
+    @cached_property
+    def start(self) -> int:
+        """Where its variables start if they are a run of the flat parameter, else -1."""
+        flat = self.gate.reshape(-1) if self.gate is not None else torch.zeros(0)
+        run = bool((flat[1:] - flat[:-1] == 1).all()) and not self.has_open
+        return int(flat[0]) if run and flat.numel() else -1
 
 
 class Gate:
@@ -71,7 +91,11 @@ class Gates(Mapping[str, Gate]):
 
 
 class GateBank(nn.Module):
-    """All gate variables. Called once per forward pass, it gives every site its factor or mask."""
+    """All gate variables. Called once per forward pass, it gives every site its factor or mask.
+
+    While training, gates are sampled: one draw for the whole batch, or (``noise="sample"``) one for each of its
+    samples, or none (``noise="none"``). In eval mode, and once the masks are fixed, they have their mean value.
+    """
 
     log_alpha: nn.Parameter
     hard: torch.Tensor
@@ -83,23 +107,127 @@ class GateBank(nn.Module):
         self.register_buffer("hard", torch.ones(count, dtype=torch.bool, device=device))
         self.register_buffer("is_hard", torch.zeros((), dtype=torch.bool, device=device))
         self.table, self.sites = table, sites
+        self.noise = "batch"
+        self.generator: torch.Generator | None = None
+        self.hardened = False  # what is_hard says, without a look at the device
+        self.register_load_state_dict_post_hook(_read_is_hard)  # type: ignore[no-untyped-call]
+
+    def harden(self, opened: torch.Tensor) -> None:
+        """Fix the masks."""
+        self.hard.copy_(opened)
+        self.is_hard.fill_(True)
+        self.hardened = True
+
+    def soften(self) -> None:
+        """Let the gates decide again."""
+        self.is_hard.fill_(False)
+        self.hardened = False
 
     def opened(self) -> torch.Tensor:
         """Which gates are open without noise."""
-        return self.hard if bool(self.is_hard) else mean_gate(self.log_alpha.detach()) > 0
+        return self.hard if self.hardened else self.log_alpha.detach() > CLOSED_AT
 
     def values(self) -> torch.Tensor:
         """Gate values of the deterministic network; a gate that was opened again lets at least a little through."""
         value = mean_gate(self.log_alpha)
-        return torch.where(self.hard, value.clamp(min=0.1), 0.0) if bool(self.is_hard) else value
+        return torch.where(self.hard, value.clamp(min=0.1), 0.0) if self.hardened else value
 
-    def forward(self) -> list[torch.Tensor]:
+    def forward(self, batch: torch.Tensor | None = None) -> list[torch.Tensor]:
+        if self.training and not self.hardened and self.noise != "none":
+            count = batch.shape[0] if self.noise == "sample" and batch is not None else None
+            return self._sampled(sampled_gate(self.log_alpha, count, self.generator))
         values = self.values()
         alive = self.table.alive((values.detach() > 0).to(values.dtype))
         padded = torch.cat([values, values.new_ones(1)])
         return [
-            alive[site.ids] * padded[site.gate] if site.gate is not None else alive[site.ids] > 0 for site in self.sites
+            (alive[site.ids] * padded[site.gate]).reshape(site.shape) if site.gate is not None else alive[site.ids] > 0
+            for site in self.sites
         ]
+
+    def _sampled(self, z: torch.Tensor) -> list[torch.Tensor]:
+        """``z``: gate variables, or samples x gate variables."""
+        masks = any(site.gate is None for site in self.sites)
+        drawn = (z.detach() > 0).to(z.dtype)
+        alive = self.table.alive(drawn if z.ndim == 1 else drawn.amax(0)) if masks else z
+        padded = torch.cat([z, z.new_ones(*z.shape[:-1], 1)], -1) if any(site.has_open for site in self.sites) else z
+        found = []
+        for site in self.sites:
+            if site.gate is None:
+                found.append(alive[site.ids] > 0)
+                continue
+            taken = (
+                z[..., site.start : site.start + site.gate.numel()]
+                if site.start >= 0
+                else padded[..., site.gate.reshape(-1)]
+            )
+            found.append(taken.reshape(site.shape if z.ndim == 1 else (z.shape[0], *site.gate.shape[1:])))
+        return found
+
+
+def _read_is_hard(bank: nn.Module, _: Any) -> None:
+    assert isinstance(bank, GateBank)
+    bank.hardened = bool(bank.is_hard)
+
+
+def sampled_gate(log_alpha: torch.Tensor, count: int | None, generator: torch.Generator | None) -> torch.Tensor:
+    """Draws of the hard-concrete distribution: one per gate, or ``count`` of them."""
+    shape = log_alpha.shape if count is None else (count, *log_alpha.shape)
+    uniform = torch.rand(shape, generator=generator, dtype=log_alpha.dtype, device=log_alpha.device)
+    noise = torch.logit(uniform, eps=1e-6)
+    return (torch.sigmoid((noise + log_alpha) / BETA) * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
+
+
+def probability(log_alpha: torch.Tensor) -> torch.Tensor:
+    """How surely a gate is open.
+
+    >>> probability(torch.tensor([CLOSED_AT, 0.0])).tolist()[0]
+    0.5
+    """
+    return torch.sigmoid(log_alpha - CLOSED_AT)
+
+
+class _Gated:
+    """A batch norm that takes a gate into its affine map: one multiply of vectors instead of one of feature maps."""
+
+    def forward(self: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        if gate.ndim > 1:  # one per sample
+            scaled: torch.Tensor = super().forward(x) * gate.to(x.dtype)  # type: ignore[misc]
+            return scaled
+        weight, bias = self._parameters["weight"], self._parameters["bias"]
+        self._check_input_dim(x)
+        statistics = self.training or self.running_mean is None
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+            factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else factor
+        track = not self.training or self.track_running_stats
+        mean, variance = (self.running_mean, self.running_var) if track else (None, None)
+        gate = gate.to(weight.dtype)
+        return nn.functional.batch_norm(x, mean, variance, weight * gate, bias * gate, statistics, factor, self.eps)
+
+
+class GatedBatchNorm1d(_Gated, nn.BatchNorm1d):  # type: ignore[misc]
+    pass
+
+
+class GatedBatchNorm2d(_Gated, nn.BatchNorm2d):  # type: ignore[misc]
+    pass
+
+
+class GatedBatchNorm3d(_Gated, nn.BatchNorm3d):  # type: ignore[misc]
+    pass
+
+
+GATED = {
+    nn.BatchNorm1d: GatedBatchNorm1d, nn.BatchNorm2d: GatedBatchNorm2d, nn.BatchNorm3d: GatedBatchNorm3d
+}  # fmt: skip
+
+
+def gated_norm(norm: nn.Module) -> nn.Module:
+    """The same batch norm (one set of parameters, buffers and hooks), called with a gate."""
+    made: nn.Module = object.__new__(GATED[type(norm)])  # type: ignore[index]
+    object.__setattr__(made, "__dict__", norm.__dict__)
+    return made
 
 
 def apply_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -109,6 +237,3 @@ def apply_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 def apply_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """``where`` and not a product: zero times infinity is no zero."""
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
-
-
-__all__: list[Any] = ["Gate", "GateBank", "Gates", "Site", "apply_gate", "apply_mask", "mean_gate"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,16 +14,23 @@ import torch
 from torch import fx, nn
 
 from fxprune.budget.cost import Cost
+from fxprune.budget.pressure import Pressure
 from fxprune.budget.target import Target
-from fxprune.errors import OptionError
+from fxprune.errors import ModelError, OptionError
 from fxprune.ids import OPEN
-from fxprune.layers import GateBank, Gates, mean_gate
+from fxprune.layers import GateBank, Gates, gated_norm, mean_gate
 from fxprune.passes.analysis import Analysis, analyse
+from fxprune.passes.auto import faster_joins
 from fxprune.passes.choose import choose
 from fxprune.passes.compile import compile_slim
-from fxprune.passes.dense import regular_blocks
+from fxprune.passes.dense import Bools, regular_blocks, revived
 from fxprune.passes.insert import BANK, find_sites, insert
 from fxprune.tracing import real_root
+from fxprune.tracing.copies import copy_module
+
+PRESSURE = "fxprune_budget"
+OWN = "fxprune_"  # what a wrapped net has beyond the original starts like this
+ArrayLike = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
 
 class Wrapped(fx.GraphModule):
@@ -29,6 +38,7 @@ class Wrapped(fx.GraphModule):
 
     def __init__(self, model: nn.Module, analysis: Analysis, target: Target, options: dict[str, Any]) -> None:
         trace = analysis.channels.trace
+        _check_names(model, trace.graph)
         in_place = [name for name, module in model.named_modules() if getattr(module, "inplace", False) is True]
         sites = find_sites(analysis)
         root = real_root(trace, model)
@@ -38,8 +48,10 @@ class Wrapped(fx.GraphModule):
         )
         root.add_module(BANK, bank)
         graph = copy.deepcopy(trace.graph)
-        insert(graph, [(node.name, site) for node, site in sites])
+        gated = insert(graph, root, [(node.name, site) for node, site in sites])
         super().__init__(root, graph, type(model).__name__)
+        for name in gated:
+            self.set_submodule(name, gated_norm(root.get_submodule(name)))
         _keep_unread(root, self)
         self.train(model.training)
         hidden = {"_analysis": analysis, "target": target, "options": options, "_model": root, "_fxprune_wrapped": True}
@@ -49,10 +61,18 @@ class Wrapped(fx.GraphModule):
         object.__setattr__(self, "_sized", not options["guessed"])
         if options["guessed"]:
             self._first_forward = self.register_forward_pre_hook(Wrapped._measure, with_kwargs=True)
+        self.add_module(PRESSURE, Pressure(self.bank, target, lambda: self.analysis))
+        self._progress: float | None = None
+        # What a process saw of its part of the batch is its own, whatever DistributedDataParallel does with buffers.
+        self._ddp_params_and_buffers_to_ignore = [f"{PRESSURE}.{name}" for name, _ in self.pressure.named_buffers()]
         self._gates = Gates(
             self.bank, {layer.name: (layer.start, layer.variables) for layer in analysis.layers if layer.gated}
         )
 
+        self.register_load_state_dict_pre_hook(_keep_own)  # type: ignore[no-untyped-call]
+
+    _fxprune_wrapped: bool
+    _first_forward: Any
     _analysis: Analysis
     _sized: bool
     _in_place: list[str]  # modules that the graph runs out of place
@@ -84,38 +104,79 @@ class Wrapped(fx.GraphModule):
 
     def _measure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The first forward pass of a network that was wrapped without an example: read the areas off its input."""
-        self._first_forward.remove()
-        seen = analyse(self.unwrap(), kwargs or args, ignore=self.options["ignore"], leaf=self.options["leaf"])
-        if seen.channels.table.size != self._analysis.channels.table.size:
+        model = self.unwrap()
+        example = _example(model, args, kwargs)
+        seen = analyse(model, example, ignore=self.options["ignore"], leaf=self.options["leaf"])
+        same_inputs = _inputs(seen) == _inputs(self._analysis)
+        if not same_inputs or seen.channels.table.size != self._analysis.channels.table.size:
             raise OptionError("this input takes another way through the model", fix="give wrap() example_inputs")
         object.__setattr__(self, "_analysis", seen)
         object.__setattr__(self, "_sized", True)
         self.options["guessed"] = False
+        self._first_forward.remove()
+
+    # ------------------------------------------------------------ training
+
+    @property
+    def pressure(self) -> Pressure:
+        pressure = self.get_submodule(PRESSURE)
+        assert isinstance(pressure, Pressure)
+        return pressure
+
+    @property
+    def progress(self) -> float | None:
+        """How far training is, from 0 to 1. Set it before every step: the budget slides with it, and gates move."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, value: float) -> None:
+        if not 0 <= value <= 1:
+            raise OptionError(f"progress {value!r} is not between 0 and 1", fix="write net.progress = step / total")
+        if not self.hardened:
+            self.pressure.step(float(value))
+        self._progress = float(value)
+
+    def budget_loss(self) -> torch.Tensor:
+        """What to add to the loss: it keeps the network under the sliding budget. Zero once the masks are fixed."""
+        if self.hardened:
+            return self.bank.log_alpha.sum() * 0
+        if self._progress is None:
+            raise OptionError(
+                "budget_loss() does not know how far training is", fix="write net.progress = step / total before it"
+            )
+        return self.pressure.loss()
+
+    def sliding_budget(self) -> dict[str, float]:
+        """Per metric, what the network may cost at this moment of training."""
+        names = [name for name, _ in self.target.limits]
+        return dict(zip(names, self.pressure.budgets(self._progress or 0.0), strict=True))
+
+    def parameter_groups(self, lr: float | None = None, weight_decay: float | None = None) -> list[dict[str, Any]]:
+        """For an optimizer: the weights, and the gates, on which no weight decay must pull."""
+        given = {"lr": lr, "weight_decay": weight_decay}
+        settings = {name: value for name, value in given.items() if value is not None}
+        gates = self.bank.log_alpha
+        weights = [parameter for parameter in self.parameters() if parameter is not gates]
+        return [{"params": weights, **settings}, {"params": [gates], **settings, "weight_decay": 0.0}]
 
     # ------------------------------------------------------------ deciding who lives
 
-    def set_masks(self, masks: Mapping[str, torch.Tensor]) -> Wrapped:
+    def set_masks(self, masks: Mapping[str, ArrayLike]) -> Wrapped:
         """Harden to exactly these masks; only what must live is kept beyond them. Layers left out stay fully open."""
         opened = np.ones(self.analysis.variables, dtype=bool)
-        for name, mask in masks.items():
-            if name not in self.gates:
+        for name, part, mask in self._per_gate("set_masks", masks):
+            if not np.isin(mask, (0, 1)).all():
                 raise OptionError(
-                    f"set_masks: {name!r} has no gate",
-                    fix=f"use names of .gates, such as {next(iter(self.gates), None)!r}",
+                    f"set_masks: the mask of {name!r} holds other values than 0 and 1",
+                    fix="give one bool per gate variable; scores and a budget are for harden(scores)",
                 )
-            layer = next(layer for layer in self.analysis.layers if layer.name == name)
-            if mask.numel() != layer.variables:
-                raise OptionError(
-                    f"set_masks: the mask of {name!r} has {mask.numel()} entries, its gate {layer.variables}",
-                    fix="give one bool per gate variable: len(wrapped.gates[name])",
-                )
-            opened[layer.start : layer.start + layer.variables] = mask.detach().cpu().reshape(-1).bool().numpy()
+            opened[part] = mask == 1
         self._harden(self.analysis.keep_alive(opened, self._scores()))
         return self
 
     def harden(
         self,
-        scores: Mapping[str, torch.Tensor] | None = None,
+        scores: Mapping[str, ArrayLike] | None = None,
         fill: bool = True,
         *,
         multiple_of: int = 1,
@@ -123,37 +184,59 @@ class Wrapped(fx.GraphModule):
     ) -> Wrapped:
         """Decide who lives, on budget: the best scores (by default the gates' parameters) that fit.
 
-        A network over the budget is cut, one under it gets the best of its dead back (``fill``). ``multiple_of`` rounds
-        the widths of layers, ``minimum`` (layer name or pattern -> channels) keeps them from falling below a number.
+        A network over the budget is cut, one under it gets the best of its dead back; without ``fill`` only what must
+        live is opened. ``multiple_of`` rounds the widths of layers, ``minimum`` (layer name or pattern -> channels)
+        keeps as many gates open, all of a layer that has fewer. Among equal scores every layer is cut alike.
         """
         opened = choose(
-            self.analysis, self.target, self._scores(scores), self._opened() if scores is None else None, fill=fill,
-            multiple_of=multiple_of, minimum=dict(minimum or {}),
+            self.analysis, self.target, self._scores(scores), self._opened(), fill=fill, multiple_of=multiple_of,
+            minimum=minimum or {},
         )  # fmt: skip
         self._harden(opened)
         return self
 
     @property
     def hardened(self) -> bool:
-        return bool(self.bank.is_hard)
+        return self.bank.hardened
 
     def _harden(self, opened: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-        self.bank.hard.copy_(torch.from_numpy(opened))
-        self.bank.is_hard.fill_(True)
+        self.bank.harden(torch.from_numpy(opened))
 
     def _opened(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         found: np.ndarray[Any, np.dtype[np.bool_]] = self.bank.opened().detach().cpu().numpy()
         return found
 
-    def _scores(self, scores: Mapping[str, torch.Tensor] | None = None) -> np.ndarray[Any, np.dtype[np.float64]]:
-        flat = self.bank.log_alpha.detach().double().cpu().numpy().copy()
-        for name, score in (scores or {}).items():
-            if name not in self.gates or score.numel() != len(self.gates[name]):
+    def _per_gate(
+        self, call: str, given: Mapping[str, ArrayLike]
+    ) -> Iterator[tuple[str, slice, np.ndarray[Any, np.dtype[np.float64]]]]:
+        """Layer name, its gate variables and the number given for each of them."""
+        if not isinstance(given, Mapping):
+            raise OptionError(f"{call}: a {type(given).__name__} names no layers", fix="give {layer name: numbers}")
+        layers = {layer.name: layer for layer in self.analysis.layers if layer.gated}
+        for name, entries in given.items():
+            if name not in layers:
                 raise OptionError(
-                    f"harden: scores of {name!r} do not fit its gate", fix="give one number per gate variable"
+                    f"{call}: {name!r} has no gate", fix=f"use names of .gates, such as {next(iter(layers), None)!r}"
                 )
-            layer = next(layer for layer in self.analysis.layers if layer.name == name)
-            flat[layer.start : layer.start + layer.variables] = score.detach().double().cpu().reshape(-1).numpy()
+            try:
+                flat = torch.as_tensor(entries).detach().double().cpu().reshape(-1).numpy()
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise OptionError(
+                    f"{call}: {name!r} is given a {type(entries).__name__} that is no array of numbers",
+                    fix="give a tensor, an array or a list with one number per gate variable",
+                ) from error
+            start, count = layers[name].start, layers[name].variables
+            if flat.size != count:
+                raise OptionError(
+                    f"{call}: {name!r} is given {flat.size} numbers, its gate has {count} variables",
+                    fix="give one per gate variable: len(wrapped.gates[name])",
+                )
+            yield name, slice(start, start + count), flat
+
+    def _scores(self, scores: Mapping[str, ArrayLike] | None = None) -> np.ndarray[Any, np.dtype[np.float64]]:
+        flat = self.bank.log_alpha.detach().double().cpu().numpy().copy()
+        for _, part, score in self._per_gate("harden", {} if scores is None else scores):
+            flat[part] = score
         found: np.ndarray[Any, np.dtype[np.float64]] = flat
         return found
 
@@ -183,9 +266,9 @@ class Wrapped(fx.GraphModule):
 
     def unwrap(self) -> nn.Module:
         """The original model with the weights as they are now."""
-        model = copy.deepcopy(self._model)
-        del model._modules[BANK]
-        state = {name: value for name, value in self.state_dict().items() if not name.startswith(BANK)}
+        model = copy_module(self._model, {id(self._model.get_submodule(BANK)): None})  # the gates are not copied
+        model._modules.pop(BANK, None)
+        state = {name: value for name, value in self.state_dict().items() if not name.startswith((BANK, PRESSURE))}
         model.load_state_dict(state, strict=False)
         for name in self._in_place:
             model.get_submodule(name).inplace = True  # type: ignore[assignment]
@@ -205,13 +288,24 @@ class Wrapped(fx.GraphModule):
         return _rebuild, (self.unwrap(), args, kwargs, self.target, self.options, self.state_dict())
 
 
-def compile_wrapped(wrapped: Wrapped, *, dense: bool = False) -> tuple[fx.GraphModule, SimpleNamespace]:
+def present_ids(wrapped: Wrapped, connectivity: str) -> Bools:
+    """The channels that the slim net computes."""
+    analysis, mask = wrapped.analysis, torch.from_numpy(wrapped.masks()).double()
+    present: Bools = analysis.costs.physical(mask).numpy() > 0
+    if connectivity == "dense":
+        return regular_blocks(analysis.channels, present)
+    if connectivity == "auto":
+        return faster_joins(analysis.channels, present, lambda present: compile_wrapped(wrapped, present)[0])
+    return present
+
+
+def compile_wrapped(wrapped: Wrapped, present: Bools) -> tuple[fx.GraphModule, SimpleNamespace]:
     """The slim module of a hardened network and what there is to say about it."""
-    analysis, mask = wrapped.analysis, wrapped.masks()
-    present = analysis.costs.physical(torch.from_numpy(mask).double()).numpy() > 0
-    if dense:
-        present = regular_blocks(analysis.channels, present)
-    slim, joins = compile_slim(analysis.channels, wrapped._model, present, wrapped.gate_values())
+    analysis, values = wrapped.analysis, wrapped.gate_values()
+    slim, joins = compile_slim(
+        analysis.channels, wrapped._model, present, values, in_place=wrapped._in_place,
+        dead=revived(analysis, present, torch.from_numpy(wrapped.masks()), values),
+    )  # fmt: skip
     kept = {layer.name for layer in analysis.layers if any(present[call.ids].any() for call in layer.calls)}
     report = SimpleNamespace(
         before=analysis.full_cost.as_dict(),
@@ -227,11 +321,50 @@ def compile_wrapped(wrapped: Wrapped, *, dense: bool = False) -> tuple[fx.GraphM
 
 
 def _rebuild(model: nn.Module, args: Any, kwargs: Any, target: Target, options: dict[str, Any], state: Any) -> Wrapped:
-    example = None if options["guessed"] else kwargs or args
+    example = None if options["guessed"] else _example(model, args, kwargs)
     analysis = analyse(model, example, ignore=options["ignore"], leaf=options["leaf"])
     made = Wrapped(model, analysis, target, options)
     made.load_state_dict(state)
     return made
+
+
+def _inputs(analysis: Analysis) -> int:
+    return sum(node.op == "placeholder" for node in analysis.channels.trace.graph.nodes)
+
+
+def _example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of a call in the form of an example: all by position, or all by name."""
+    if not (args and kwargs):
+        return kwargs or args
+    return {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
+
+
+def _keep_own(wrapped: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """The original's checkpoints load too, strictly: of them nothing is expected that only a wrapped net has."""
+    if not any(name.startswith(prefix + OWN) for name in state):
+        own = {name: value for name, value in wrapped.state_dict().items() if name.startswith(OWN)}
+        state.update({prefix + name: value for name, value in own.items()})
+
+
+@cache
+def _taken_names() -> frozenset[str]:
+    """Attributes of a wrapped or slim net, which would hide submodules and parameters of the same names."""
+    graph_module = fx.GraphModule(nn.Module(), fx.Graph())
+    taken = {*dir(Wrapped), *vars(graph_module), *Wrapped.__annotations__, "report"}
+    return frozenset(taken.difference(dir(nn.Module), vars(nn.Module())))
+
+
+def _check_names(model: nn.Module, graph: fx.Graph) -> None:
+    read = [str(node.target).partition(".")[0] for node in graph.nodes if node.op in ("get_attr", "call_module")]
+    for name in (*model._modules, *model._parameters, *model._buffers, *read):
+        if name.startswith(OWN):
+            raise ModelError(f"the model has gates already, in {name!r}", fix="wrap the original, or the slim net")
+        if name in _taken_names():
+            raise ModelError(
+                f"the model has a submodule, parameter or buffer {name!r}, which is the name of something else "
+                "in a wrapped or exported net",
+                fix=f"rename it, for example self.{name} to self.{name.strip('_')}_layer",
+            )
 
 
 def _keep_unread(root: nn.Module, made: nn.Module) -> None:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,6 @@ from tests.models import ZOO, randomise
 
 NETS = ("resnet", "preactivation", "squeeze_excite", "shufflenet_v2", "unet", "convnext")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compilers warn about themselves
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Pools of threads that wait for each other take many times the work of these nets."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=NETS)

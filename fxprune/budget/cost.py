@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fxprune.budget.exact import Bools, Counter, Logic
 from fxprune.core import Channels, Mixer
 from fxprune.ids import IdTable
 
@@ -20,7 +21,8 @@ METRICS = ("volume", "flops", "params")
 @dataclass(frozen=True)
 class Cost:
     """Costs per sample. ``volume``, ``flops`` (2 x multiply-adds) and ``params`` count convolutions;
-    ``network_flops`` adds linear layers, ``network_params`` everything that has parameters.
+    ``network_flops`` adds linear layers, ``network_params`` everything that has parameters; of a pruned network an
+    estimate, which loose parameters and norms over several channels put wrong.
 
     >>> Cost(volume=1024, flops=2048, params=12, network_flops=2048, network_params=12).volume
     1024
@@ -47,9 +49,9 @@ class CostModel:
         leaves = channels.trace.leaves  # counted, never pruned
         self.fixed = tuple(sum(getattr(leaf, metric) for leaf in leaves) for metric in METRICS)
         self.fixed_params = fixed_params - self.fixed[2]
-        self.roots = torch.from_numpy(
-            np.unique(np.concatenate([*channels.outputs, *(f.ids for f in channels.freezes)]))
-        )
+        roots = np.unique(np.concatenate([*channels.outputs, *(f.ids for f in channels.freezes)]))
+        self.roots = torch.from_numpy(roots)
+        self.logic, self.counter = Logic(channels.table, roots), Counter(channels)
         layers: dict[str, list[Mixer]] = {}
         for mixer in channels.mixers:
             layers.setdefault(mixer.name, []).append(mixer)
@@ -71,10 +73,6 @@ class CostModel:
     def expected(self, gates: torch.Tensor) -> Cost:
         """Costs for gate probabilities, differentiable; for gates of zeros and ones the exact cost."""
         return self.of_ids(self.physical(gates))
-
-    def of_present(self, present: np.ndarray[Any, np.dtype[np.bool_]]) -> Cost:
-        """Whole numbers for exactly these ids."""
-        return _rounded(self.of_ids(torch.from_numpy(present).double()))
 
     def of_ids(self, present: torch.Tensor) -> Cost:
         """Costs of a network that computes each id with the given probability."""
@@ -103,13 +101,16 @@ class CostModel:
             other_params = other_params + count * _union([present[i] for i in ids]).sum()
         return Cost(volume, flops, params, flops + other_flops, params + other_params + self.fixed_params)
 
-    def exact(self, opened: np.ndarray[Any, np.dtype[np.bool_]]) -> Cost:
-        """Whole numbers for a mask over the gate variables."""
-        return _rounded(self.expected(torch.from_numpy(opened).double()))
+    def exact(self, opened: Bools) -> Cost:
+        """Whole numbers for a mask over the gate variables; an array of them for many masks (variables x masks)."""
+        return self.of_present(self.logic.present(opened if opened.ndim > 1 else opened[:, None]), opened.ndim > 1)
 
-
-def _rounded(cost: Cost) -> Cost:
-    return Cost(**{name: round(float(value)) for name, value in vars(cost).items()})
+    def of_present(self, present: Bools, many: bool = False) -> Cost:
+        """Whole numbers for exactly these ids."""
+        volume, flops, params, *other = self.counter.count(present if many else present.reshape(-1, 1))
+        volume, flops, params = volume + self.fixed[0], flops + self.fixed[1], params + self.fixed[2]
+        counts = (volume, flops, params, flops + other[0], params + other[1] + self.fixed_params)
+        return Cost(*(counts if many else (int(count[0]) for count in counts)))
 
 
 def _index(ids: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:

@@ -14,10 +14,10 @@ from rich.console import Console, RenderableType
 import fxprune
 from fxprune.commands.options import DTYPES, check_writable, example_of, parse_arguments, parse_budget, parse_inputs
 from fxprune.commands.target import load_model, load_module
+from fxprune.emit.files import write_atomically
 from fxprune.errors import OptionError
 from fxprune.inspection import Inspection
 from fxprune.report.data import as_json
-from fxprune.report.files import write_atomically
 from fxprune.report.notes import Notes, collect
 from fxprune.report.summary import foot, head
 from fxprune.report.svg import draw
@@ -40,8 +40,6 @@ def add_parser(subparsers: Subparsers) -> None:
         help="show what of a model can be pruned, what cannot, and why",
         description="Show what of a model can be pruned, what it costs, what must stay, and why.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("target", metavar="TARGET", help="package.module:name or path/to/file.py:name, of a model or of what makes one")
@@ -64,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     arguments = parse_arguments(options.arg)
     budget = parse_budget(options.budget) if options.budget is not None else None
     if options.svg is not None:
-        check_writable("--svg", options.svg)
+        check_writable("--svg", options.svg, "graph.svg")
     with contextlib.redirect_stdout(sys.stderr):  # what the model's code prints is not part of the report
         for module in options.preload:
             load_module(module)

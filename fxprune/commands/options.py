@@ -6,13 +6,13 @@ import ast
 import inspect
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fxprune.budget.target import as_share
 from fxprune.errors import OptionError
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "bool")}
@@ -82,24 +82,24 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
-def parse_budget(text: str) -> float:
+def parse_budget(text: str, option: str = "--budget") -> float:
     """
     >>> parse_budget("1/8"), parse_budget("0.125"), parse_budget("12.5%")
     (0.125, 0.125, 0.125)
     """
-    example = "write a fraction of the full cost: --budget 1/8, --budget 0.125 or --budget 12.5%"
+    example = f"write a fraction of the full cost: {option} 1/8, {option} 0.125 or {option} 12.5%"
     try:
-        share = float(Fraction(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1))
-    except (ValueError, ZeroDivisionError, OverflowError) as error:
-        raise OptionError(f"--budget {text!r} is not a number", fix=example) from error
+        share = as_share(text)
+    except ValueError as error:
+        raise OptionError(f"{option} {text!r} is not a number", fix=example) from error
     if not 0 < share <= 1:
-        raise OptionError(f"--budget {text} is outside (0, 1]", fix=example)
+        raise OptionError(f"{option} {text} is outside (0, 1]", fix=example)
     return share
 
 
-def check_writable(option: str, path: Path) -> None:
+def check_writable(option: str, path: Path, name: str) -> None:
     """Complain about a path before the work, not after it."""
     if path.is_dir():
-        raise OptionError(f"{option} {path} is a directory", fix=f"name a file: {option} {path / 'graph.svg'}")
+        raise OptionError(f"{option} {path} is a directory", fix=f"name a file: {option} {path / name}")
     if not path.parent.is_dir():
         raise OptionError(f"{option} {path}: there is no directory {path.parent}", fix="create it, or write elsewhere")

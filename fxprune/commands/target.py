@@ -27,11 +27,35 @@ _NO_OPERATOR = (
 )
 
 
-def load_model(target: str, arguments: dict[str, Any]) -> nn.Module:
-    """Import the target, call it with ``arguments`` unless it is a model already, and check what came back."""
+def load_model(target: str, arguments: dict[str, Any], option: str = "--arg") -> nn.Module:
+    """Import the target, call it with ``arguments`` unless it is a model already, and check what came back.
+
+    ``option`` is where the arguments come from, for messages.
+    """
+    found = find(target, "model")
+    if isinstance(found, nn.Module):
+        if arguments:
+            raise OptionError(f"{target} is a model already and takes no arguments", fix=f"leave out {option}")
+        return found
+    if not callable(found):
+        raise TargetError(
+            f"{target} is of type {type(found).__name__}, not a model",
+            fix="name an nn.Module, or a function or class that makes one",
+        )
+    made = called(target, found, arguments, option)
+    if not isinstance(made, nn.Module):
+        raise TargetError(
+            f"{target} returned an object of type {type(made).__name__}, not a model",
+            fix="name a function or class whose call gives a torch.nn.Module",
+        )
+    return made
+
+
+def find(target: str, what: str) -> Any:
+    """The object that a target names."""
     reference, colon, path = target.rpartition(":")
     if not colon or not reference or not path:
-        raise TargetError(f"{target!r} names no model", fix=_FORM)
+        raise TargetError(f"{target!r} names no {what}", fix=_FORM)
     found: Any = load_module(reference)
     reached = reference
     for name in path.split("."):
@@ -39,11 +63,7 @@ def load_model(target: str, arguments: dict[str, Any]) -> nn.Module:
             raise TargetError(f"{reached} has no attribute {name!r}", fix=_near(name, _public(found), _offer(found)))
         found = getattr(found, name)
         reached = f"{reached}:{name}" if reached == reference else f"{reached}.{name}"
-    if isinstance(found, nn.Module):
-        if arguments:
-            raise OptionError(f"{target} is a model already and takes no arguments", fix="leave out --arg")
-        return found
-    return _called(target, found, arguments)
+    return found
 
 
 def load_module(reference: str) -> ModuleType:
@@ -90,30 +110,23 @@ def _not_imported(reference: str, error: BaseException) -> TargetError:
     return TargetError(f"importing {reference} failed: {told(error)}", where=where_of(error), fix=fix)
 
 
-def _called(target: str, function: Any, arguments: dict[str, Any]) -> nn.Module:
-    if not callable(function):
-        raise TargetError(
-            f"{target} is of type {type(function).__name__}, not a model",
-            fix="name an nn.Module, or a function or class that makes one",
-        )
-    _check_arguments(target, function, arguments)
+def called(target: str, function: Any, arguments: dict[str, Any], option: str) -> Any:
+    """``function(**arguments)``; what fails is told in terms of the target."""
+    _check_arguments(target, function, arguments, option)
     try:
         made = function(**arguments)
     except FxPruneError:
         raise
     except (Exception, SystemExit) as error:
         raise TargetError(
-            f"{target} failed: {told(error)}", where=where_of(error), fix="change what it gets with --arg name=value"
+            f"{target} failed: {told(error)}",
+            where=where_of(error),
+            fix=f"change what it gets with {option} name=value",
         ) from error
-    if not isinstance(made, nn.Module):
-        raise TargetError(
-            f"{target} returned an object of type {type(made).__name__}, not a model",
-            fix="name a function or class whose call gives a torch.nn.Module",
-        )
     return made
 
 
-def _check_arguments(target: str, function: Any, arguments: dict[str, Any]) -> None:
+def _check_arguments(target: str, function: Any, arguments: dict[str, Any], option: str) -> None:
     """Would the call be a TypeError? Say which argument is missing or unknown."""
     try:
         signature = inspect.signature(function)
@@ -128,7 +141,7 @@ def _check_arguments(target: str, function: Any, arguments: dict[str, Any]) -> N
             raise OptionError(f"{target} takes no argument {name!r}", fix=_near(name, known, "leave it out"))
     missing = [name for name, p in known.items() if p.default is kinds.empty and name not in arguments]
     if missing:
-        given = " ".join(f"--arg {name}=..." for name in missing)
+        given = " ".join(f"{option} {name}=..." for name in missing)
         raise TargetError(f"{target} needs arguments: {', '.join(missing)}", fix=f"add {given}")
 
 

@@ -17,9 +17,9 @@ from torch import nn
 import fxprune
 from fxprune.commands.target import load_model
 from fxprune.core import Specialisation
+from fxprune.emit.files import write_atomically
 from fxprune.inspection import FreezeInfo, Inspection
 from fxprune.report.data import as_json
-from fxprune.report.files import write_atomically
 from fxprune.report.notes import collect
 from fxprune.report.summary import foot, head
 from fxprune.report.svg import draw

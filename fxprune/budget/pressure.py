@@ -1,0 +1,214 @@
+"""What moves the gates: the loss pulls them up or down, the budget presses them down just as much as it must.
+
+The paper's loss is L_D + λ f(V, a, b) L_S with a constant λ that belongs to one network, one optimizer and one data
+loss. Here λ is found while training:
+
+* L_S is scaled so that its gradient is as large as the data loss's own (a running mean), times a *price*;
+* the price rises while the network is heading for more than the sliding budget b allows, and falls otherwise. Where it
+  is heading is read off the speed of the gates, since a gate takes a while from fully open to closed;
+* gates take steps of their own, normalised like Adam's and measured in progress, not in learning rates: whatever
+  optimizer holds them and however long training is, a gate can cross its range several times, and none runs away;
+* what is still over budget is closed at once, if it is about to close anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fxprune.budget.barrier import CEILING, barrier
+from fxprune.budget.cost import Cost, CostModel
+from fxprune.budget.schedule import sliding
+from fxprune.budget.target import Target
+from fxprune.layers import CLOSED_AT, GateBank, probability
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+SPEED = 50.0  # how far a gate can travel from progress 0 to 1
+LOWEST, HIGHEST = -4.0, 3.0  # beyond that a gate would feel nothing any more
+AHEAD = 0.04  # of progress: where the network is heading
+SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
+MARGIN = 0.1  # of the budget: half the width of the barrier
+FIRST_PRICE, GAIN = 0.3, 125.0
+NEAR = 1.0  # a gate this close to closing may be closed at once
+SLACK = 1.01  # of the budget, before that happens
+REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
+BETA_1, BETA_2, BETA_SCALE = 0.9, 0.99, 0.95
+
+
+class Network(Protocol):
+    """What there is to know about the network."""
+
+    @property
+    def costs(self) -> CostModel: ...
+
+    @property
+    def full_cost(self) -> Cost: ...
+
+    def keep_alive(self, opened: Bools, scores: Floats) -> Bools: ...
+
+
+class Pressure(nn.Module):
+    """The state of the budget's side of training; all of it is in ``state_dict``."""
+
+    mean: torch.Tensor
+    square: torch.Tensor
+    speed: torch.Tensor
+    seen: torch.Tensor
+    push: torch.Tensor
+    place: torch.Tensor
+    weights: torch.Tensor
+    dials: torch.Tensor
+
+    def __init__(self, bank: GateBank, target: Target, network: Callable[[], Network]) -> None:
+        super().__init__()
+        self.network, self.target = network, target
+        self.schedule = "sigmoid"
+        object.__setattr__(self, "bank", bank)  # not a submodule: it has its own place
+        start = bank.log_alpha.detach()
+        # of the gradient and its square; travel per progress; gradient since the last step, and the budget's part in it
+        for name in ("mean", "square", "speed", "seen", "push"):
+            self.register_buffer(name, torch.zeros_like(start))
+        self.register_buffer("place", start.clone())  # of the gates after their last step
+        self.register_buffer("weights", start.new_zeros(len(target.limits), start.numel()))
+        # progress at the last step and at the last loss, steps, scale of the data loss's gradient, backward passes and
+        # how often the push entered them since the last step, a price per limit
+        self.register_buffer("dials", torch.tensor([0.0] * 6 + [FIRST_PRICE] * len(target.limits)).double())
+        bank.log_alpha.register_hook(self._see)
+
+    bank: GateBank
+
+    # ------------------------------------------------------------ the gates' own steps
+
+    def _see(self, gradient: torch.Tensor) -> None:
+        """Every backward pass comes by here, also in micro-batches."""
+        with torch.no_grad():
+            self.seen.add_(gradient.detach())
+            self.dials[4] += 1
+
+    @torch.no_grad()
+    def step(self, progress: float) -> None:
+        """Training is at ``progress``: move the gates by what was seen since the last call."""
+        gates = self.bank.log_alpha
+        last, _, steps, scale, passes, pushed, *_ = self.dials.tolist()
+        passed = progress - last
+        if passes == 0 or passed <= 0:
+            self.dials[0] = progress if passes == 0 or passed < 0 else last
+            return
+        gates.copy_(self.place)  # whatever an optimizer did to them
+        gradient = self._together(self.seen.clone()) / (pushed or 1.0)  # a gradient scaler multiplies both parts
+        self.seen.zero_()
+        self.dials[0], self.dials[4], self.dials[5] = progress, 0.0, 0.0
+        if not bool(torch.isfinite(gradient).all()):
+            return
+        data = (gradient - self.push if pushed else gradient)[gates > CLOSED_AT]
+        size = float(data.square().mean().sqrt()) if data.numel() else 0.0
+        steps += 1
+        self.mean.lerp_(gradient, 1 - BETA_1)
+        self.square.lerp_(gradient.square(), 1 - BETA_2)
+        root = (self.square / (1 - BETA_2**steps)).sqrt() + 1e-30
+        direction = (self.mean / (1 - BETA_1**steps) / root).clamp(-1, 1)
+        gates.sub_(min(SPEED * passed, NEAR) * direction).clamp_(LOWEST, HIGHEST)
+        self.speed.lerp_((gates - self.place) / passed, 1 - math.exp(-passed / SMOOTH))
+        self._close_what_is_over(progress)
+        self.place.copy_(gates)
+        self.dials[2] = steps
+        self.dials[3] = size if steps == 1 else BETA_SCALE * scale + (1 - BETA_SCALE) * size
+
+    def _together(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Every process sees its part of the batch; all move the gates alike."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(gradient)
+            gradient = gradient / dist.get_world_size()
+        return gradient
+
+    def _close_what_is_over(self, progress: float) -> None:
+        gates = self.bank.log_alpha
+        now = gates.detach().double().cpu().numpy()
+        limits = [SLACK * b for b in self.budgets(progress)]
+        if self._fits(now, limits):
+            return
+        near = np.flatnonzero((now > CLOSED_AT) & (now < CLOSED_AT + NEAR))
+        near = near[np.argsort(now[near], kind="stable")]
+        few, many = 0, near.size  # how many to close
+        while few < many:
+            middle = (few + many) // 2
+            few, many = (few, middle) if self._fits(_closed(now, near[:middle]), limits) else (middle + 1, many)
+        gates.copy_(torch.from_numpy(_closed(now, near[:few])).to(gates))
+
+    def _fits(self, log_alpha: Floats, limits: list[float]) -> bool:
+        return all(cost <= limit for cost, limit in zip(self._cost(log_alpha), limits, strict=True))
+
+    # ------------------------------------------------------------ the loss
+
+    def budgets(self, progress: float) -> list[float]:
+        """The sliding budget b of each limit."""
+        full = self.network().full_cost
+        return [sliding(full[name], share * full[name], progress, self.schedule) for name, share in self.target.limits]
+
+    def _cost(self, log_alpha: Floats) -> list[float]:
+        network = self.network()
+        cost = network.costs.exact(network.keep_alive(log_alpha > CLOSED_AT, log_alpha))
+        return [cost[name] for name, _ in self.target.limits]
+
+    def loss(self) -> torch.Tensor:
+        """λ f L_S / V_F, summed over the limits; its gradient presses on the gates."""
+        gates = self.bank.log_alpha
+        progress, last, steps, scale, _, _, *prices = self.dials.tolist()
+        if steps % REFRESH == 0 or not bool(self.weights.any()):
+            self._weigh()
+        place = gates.detach()
+        p, alive = probability(place), place > CLOSED_AT
+        heading = (place + self.speed * min(AHEAD, 1 - progress)).double().cpu().numpy()
+        push, total = torch.zeros_like(place), place.new_zeros(())
+        budgets = self.budgets(min(progress + AHEAD, 1.0))
+        for number, (cost, b) in enumerate(zip(self._cost(heading), budgets, strict=True)):
+            error = min(max((cost - b) / b, -0.5), 0.5)
+            prices[number] = min(max(prices[number] * math.exp(GAIN * error * max(progress - last, 0)), 1e-4), 1e3)
+            slope = self.weights[number] * p * (1 - p)
+            size = float(slope[alive].square().mean().sqrt()) if bool(alive.any()) else 0.0
+            force = min(2 * prices[number] * barrier(cost, (1 - MARGIN) * b, (1 + MARGIN) * b), CEILING)
+            strength = force * scale / size if size > 0 else 0.0
+            push += strength * slope
+            total += strength * (self.weights[number] * p).sum()
+        self.dials[1] = progress
+        self.dials[6:] = torch.tensor(prices, dtype=self.dials.dtype)
+        return _Press.apply(gates, push, total, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _weigh(self) -> None:
+        """What another bit of each gate costs, in the expectation over all gates: the gradient of L_S / V_F."""
+        network = self.network()
+        p = probability(self.bank.log_alpha.detach()).double().cpu().requires_grad_()
+        cost, full = network.costs.expected(p), network.full_cost
+        for number, (name, _) in enumerate(self.target.limits):
+            (slope,) = torch.autograd.grad(cost[name] / full[name], p, retain_graph=True)
+            self.weights[number] = slope.to(self.weights)
+
+
+class _Press(torch.autograd.Function):
+    """A number whose gradient is given; notes how strongly the backward pass asks for it."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: torch.Tensor, push: torch.Tensor, total: torch.Tensor, pressure: Pressure) -> Any:
+        ctx.push, ctx.pressure = push, pressure
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, asked: torch.Tensor) -> Any:
+        ctx.pressure.push.copy_(ctx.push)
+        ctx.pressure.dials[5] += float(asked)
+        return ctx.push * asked, None, None, None
+
+
+def _closed(log_alpha: Floats, which: npt.NDArray[np.int64]) -> Floats:
+    closed: Floats = log_alpha.copy()
+    closed[which] = CLOSED_AT - 0.02
+    return closed

@@ -1,0 +1,74 @@
+"""The TOML file of ``fxprune prune``: read, and every key checked before anything is done."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from fxprune.errors import OptionError
+
+_NUMBER = (int, float)
+_MODEL: dict[str, Any] = {"target": str, "arguments": dict, "weights": str}
+KEYS: dict[str, dict[str, Any]] = {
+    "model": _MODEL,
+    "data": {"target": str, "arguments": dict},
+    "teacher": _MODEL,
+    "optimizer": {"target": str, "arguments": dict},
+    "prune": {
+        "budget": (*_NUMBER, str, dict), "metric": str, "epochs": list, "method": str, "teacher": str, "loss": str,
+        "metric_fn": str, "alpha": _NUMBER, "temperature": _NUMBER, "ignore": list, "leaf": list, "noise": str,
+        "schedule": str, "seed": int, "checkpoint_minutes": _NUMBER, "device": str,
+    },
+    "run": {"folder": str},
+}  # fmt: skip
+REQUIRED = {"model": "target", "data": "target", "prune": "budget"}
+_EXAMPLE = {
+    "model": 'target = "models.py:resnet8"',
+    "data": 'target = "data.py:loaders"',
+    "prune": 'budget = "1/8"',
+}
+_WORDS = {int: "a whole number", float: "a number", str: "a text", dict: "a table", list: "a list"}
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """Section -> key -> value; sections that are left out are empty."""
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+    try:
+        reader = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise OptionError("Python 3.10 cannot read TOML by itself", fix="pip install tomli") from error
+    try:
+        found: dict[str, Any] = reader.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}", fix="name a TOML file") from error
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise OptionError(f"{path} is not TOML: {error}", fix='write lines [section] and key = "value"') from error
+    for section, table in found.items():
+        _check_section(path, section, table)
+    for section, key in REQUIRED.items():
+        if key not in found.get(section, {}):
+            missing = f"key {key!r} in [{section}]" if section in found else f"section [{section}]"
+            raise OptionError(f"{path} has no {missing}", fix=f"add under [{section}]: {_EXAMPLE[section]}")
+    return {section: found.get(section, {}) for section in KEYS}
+
+
+def _check_section(path: Path, section: str, table: Any) -> None:
+    if section not in KEYS or not isinstance(table, dict):
+        what = f"section [{section}]" if isinstance(table, dict) else f"key {section!r} outside any section"
+        raise OptionError(f"{path}: there is no {what}", fix=_near(section, list(KEYS), "sections"))
+    for key, value in table.items():
+        if key not in KEYS[section]:
+            raise OptionError(f"{path}: [{section}] has no key {key!r}", fix=_near(key, list(KEYS[section]), "keys"))
+        kinds = KEYS[section][key] if isinstance(KEYS[section][key], tuple) else (KEYS[section][key],)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            wanted = " or ".join(_WORDS[kind] for kind in kinds if kind is not int or float not in kinds)
+            got = _WORDS.get(type(value), "something else")
+            raise OptionError(f"{path}: {key} in [{section}] is {got}", fix=f"write {wanted}")
+
+
+def _near(name: str, known: list[str], what: str) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"the {what} are {', '.join(known)}"

@@ -1,0 +1,137 @@
+"""``fxprune export``: the slim net of a run as ONNX, as source, with batch norms folded."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fxprune import __version__
+from fxprune.commands.compare import Comparison, compare
+from fxprune.commands.options import check_writable
+from fxprune.emit.files import write_atomically
+from fxprune.emit.folder import duplicate, write
+from fxprune.emit.onnx import OnnxNet, installed, require, to_onnx
+from fxprune.errors import ExportError, OptionError
+from fxprune.passes.fuse import fuse_batch_norms
+from fxprune.run import FACTS, HARDENED, SLIM, Run
+from fxprune.tracing import graph_module, trace
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+SCHEMA = "fxprune.export/1"
+TOLERANCE = 1e-4  # of the largest output, in float32
+_EPILOG = """examples:
+  fxprune export runs/resnet --onnx slim.onnx
+  fxprune export runs/resnet --onnx slim.onnx --source slim --fuse --json"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "export",
+        help="write the slim net of a run as ONNX or as source",
+        description="Write the slim net of a run as ONNX, as source and weights, or both.",
+        epilog=_EPILOG,
+    )
+    add = parser.add_argument
+    add("folder", metavar="RUN", help="the folder of a pruning run")
+    add("--onnx", type=Path, metavar="FILE", help="write ONNX with a free batch size, and try it in ONNX Runtime")
+    add("--source", type=Path, metavar="FOLDER", help="write readable source and weights, which need torch only")
+    add("--fuse", action="store_true", help="fold batch norms into convolutions; for inference only")
+    add("--json", action="store_true", help="print what was done as JSON (docs/deploy.md)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.onnx is None and options.source is None:
+        raise OptionError("nothing was asked for", fix="add --onnx FILE, --source FOLDER, or both")
+    if options.onnx is not None:
+        require("--onnx", "onnx", "onnxscript")
+        check_writable("--onnx", options.onnx, "slim.onnx")
+    found = Run(options.folder)
+    for option, path in (("--onnx", options.onnx), ("--source", options.source)):
+        _check_outside(option, path, found)
+    said: dict[str, Any] = {"schema": SCHEMA, "run": str(found.folder), "fused": None, "source": None, "onnx": None}
+    with contextlib.redirect_stdout(sys.stderr):  # what the net's code prints is not part of the report
+        slim = net = found.slim().float()
+        if options.fuse:
+            net = graph_module(trace(slim, _example_inputs(found)), slim)
+            said["fused"] = fuse_batch_norms(net)
+            _compared(found, slim, net, "the net with folded batch norms")
+        if options.onnx is not None:
+            data = to_onnx(net, *found.example(max(found.batch, 2), torch.float32))
+            said["onnx"] = {"file": str(options.onnx), "error": None, "batches": []}
+            if installed("onnxruntime"):
+                outcome = _compared(found, slim, OnnxNet(data, "what was exported"), "the net in ONNX Runtime")
+                said["onnx"].update(error=outcome.differences[SLIM], batches=outcome.batches)
+        if options.source is not None:
+            with _writing("--source", options.source):
+                _write_source(found, net if options.fuse else None, options.source)
+            said["source"] = str(options.source)
+        if options.onnx is not None:
+            with _writing("--onnx", options.onnx):
+                write_atomically(options.onnx, data)
+    print(json.dumps(said, indent=2) if options.json else "\n".join(_lines(said)))
+    return 0
+
+
+def _example_inputs(found: Run) -> Any:
+    args, kwargs = found.example(dtype=torch.float32)
+    return kwargs or args
+
+
+def _check_outside(option: str, path: Path | None, found: Run) -> None:
+    """What the run wrote is the run's."""
+    own = [(found.folder / part).resolve() for part in (FACTS, HARDENED, SLIM)]
+    if path is not None and any(path.resolve().is_relative_to(part) for part in own):
+        raise OptionError(f"{option} {path} is a part of the run", fix="write elsewhere")
+
+
+def _write_source(found: Run, fused: nn.Module | None, path: Path) -> None:
+    if fused is None:
+        duplicate(found.folder / SLIM, path)
+    else:
+        write(fused, path, __version__)
+
+
+def _compared(found: Run, slim: nn.Module, other: Any, what: str) -> Comparison:
+    """Against the run's net as it is; what differs is not written."""
+    outcome = compare(other, {SLIM: slim}, found, torch.float32)
+    far = outcome.differences[SLIM]
+    if far is None or far > TOLERANCE:
+        how = outcome.problem or f"it is {far:.1e} of the largest output away from the run's slim net"
+        raise ExportError(f"{what} is not the run's: {how}", fix="please report this net; nothing was written")
+    return outcome
+
+
+@contextlib.contextmanager
+def _writing(option: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OptionError(f"{option} {path} cannot be written: {why}", fix="write elsewhere") from error
+
+
+def _lines(said: dict[str, Any]) -> list[str]:
+    lines = [] if said["fused"] is None else [f"folded {said['fused']} batch norm{'s' * (said['fused'] != 1)}"]
+    if said["source"] is not None:
+        lines.append(f"wrote {said['source']}: source and weights")
+    if said["onnx"] is not None:
+        lines.append(f"wrote {said['onnx']['file']}: ONNX, {_tried(said['onnx'])}")
+    return lines
+
+
+def _tried(onnx: dict[str, Any]) -> str:
+    if onnx["error"] is None:
+        return "not tried, for onnxruntime is not installed (pip install 'fxprune[onnx]')"
+    sizes = " and ".join(map(str, onnx["batches"]))
+    return f"in ONNX Runtime {onnx['error']:.1e} from the run's slim net at batch sizes {sizes}"

@@ -1,0 +1,171 @@
+"""``fxprune prune``: a run from a TOML file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from fxprune.api import prune
+from fxprune.commands.config import read_config
+from fxprune.commands.failures import told, where_of
+from fxprune.commands.options import parse_budget
+from fxprune.commands.target import called, find, load_model
+from fxprune.errors import FxPruneError, OptionError, TargetError
+from fxprune.report.text import percent
+from fxprune.train.loop import Pruned
+from fxprune.train.randomness import seed_all
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EPILOG = """examples:
+  fxprune prune examples/handwriting.toml
+  fxprune prune examples/handwriting.toml --run runs/second --json
+  fxprune prune examples/handwriting.toml --resume
+
+Ctrl-C saves, then stops; --resume goes on from there, or from the last checkpoint of a run that was killed."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "prune",
+        help="train a model with gates to a budget, and fine-tune the slim net",
+        description="Train a model with gates to a budget, compile the slim net and fine-tune it, as a TOML file says "
+        "(docs/train.md). The model's and the data's code is run.",
+        epilog=_EPILOG,
+    )
+    add = parser.add_argument
+    add("config", type=Path, metavar="CONFIG.toml", help="what to prune, on which data, to which budget")
+    add("--run", dest="folder", metavar="FOLDER", help="where everything is kept, instead of [run] folder")
+    add("--resume", action="store_true", help="go on with the run in the folder; if there is none, start it")
+    add("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    config = read_config(options.config)
+    folder = options.folder or config["run"].get("folder")
+    if not folder:
+        raise OptionError("the run has no folder", fix='add --run FOLDER, or under [run]: folder = "runs/first"')
+    console = Console(stderr=options.json)
+    # What the model's and the data's code prints is not part of the report.
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        seed_all(config["prune"].get("seed", 0), "made")  # random weights are the same ones when a run goes on
+        arguments = _arguments(config)
+        train, val = _loaders(config["data"])
+        model = _network("model", config["model"])
+        made = prune(model, train, val, run=folder, resume=options.resume, progress=console, **arguments)
+    print(json.dumps(made.report, indent=2) if options.json else "\n".join(_lines(made)))
+    return 0
+
+
+def _arguments(config: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What [prune], [optimizer] and [teacher] say, as ``fxprune.prune`` takes it."""
+    found = dict(config["prune"])
+    if isinstance(found["budget"], str):
+        found["budget"] = parse_budget(found["budget"], "[prune] budget")
+    elif isinstance(found["budget"], dict):
+        shares = found["budget"].items()
+        found["budget"] = {
+            name: parse_budget(share, f"[prune] budget.{name}") if isinstance(share, str) else share
+            for name, share in shares
+        }
+    for name in ("loss", "metric_fn"):
+        if name in found:
+            found[name] = _guarded(name, found[name])
+    if found.get("teacher") == "none":
+        found["teacher"] = None
+    if config["teacher"]:
+        if "teacher" in found:
+            raise OptionError("there are a section [teacher] and a key teacher in [prune]", fix="keep one of them")
+        found["teacher"] = _network("teacher", config["teacher"])
+    if config["optimizer"]:
+        found["optimizer"] = _optimizer(config["optimizer"])
+    return found
+
+
+def _network(section: str, table: dict[str, Any]) -> nn.Module:
+    if "target" not in table:
+        raise OptionError(f"[{section}] has no target", fix='write target = "models.py:resnet8"')
+    net = load_model(table["target"], table.get("arguments", {}), f"[{section}] arguments")
+    if "weights" in table:
+        try:
+            net.load_state_dict(torch.load(table["weights"], map_location="cpu", weights_only=True))
+        except Exception as error:  # there are many ways for a file not to fit
+            raise TargetError(
+                f"the weights {table['weights']} cannot be loaded into {table['target']}: {told(error)}",
+                fix="name a file that torch.save(model.state_dict(), file) wrote",
+            ) from error
+    return net
+
+
+def _loaders(table: dict[str, Any]) -> tuple[Any, Any]:
+    target = table["target"]
+    function = find(target, "function")
+    if not callable(function):
+        raise TargetError(f"{target} is not a function", fix="name one that returns (train, val) loaders")
+    made = called(target, function, table.get("arguments", {}), "[data] arguments")
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise TargetError(
+            f"{target} returned an object of type {type(made).__name__}, not two loaders", fix="return train, val"
+        )
+    return made[0], made[1]
+
+
+def _optimizer(table: dict[str, Any]) -> Callable[[list[dict[str, Any]]], torch.optim.Optimizer]:
+    if "target" not in table:
+        raise OptionError("[optimizer] has no target", fix='write target = "torch.optim:SGD"')
+    kind, arguments = find(table["target"], "optimizer"), table.get("arguments", {})
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        try:
+            made = kind(groups, **arguments)
+        except (TypeError, ValueError) as error:
+            raise OptionError(
+                f"{table['target']} failed: {told(error)}", fix="correct [optimizer] arguments"
+            ) from error
+        if not isinstance(made, torch.optim.Optimizer):
+            raise TargetError(f"{table['target']} made no optimizer", fix='name one: target = "torch.optim:SGD"')
+        return made
+
+    return make
+
+
+def _guarded(name: str, target: str) -> Callable[..., Any]:
+    """A function of the user's; what it raises is told as its own fault."""
+    function = find(target, name)
+    if not callable(function):
+        raise TargetError(f"{target} is not a function", fix=f"name a function of (output, target) for {name}")
+
+    @functools.wraps(function)
+    def guarded(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except FxPruneError:
+            raise
+        except Exception as error:
+            raise TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix="correct it") from error
+
+    return guarded
+
+
+def _lines(made: Pruned) -> list[str]:
+    report = made.report
+    lines = []
+    for metric, share in report["budget"].items():
+        cost = report["cost"][metric]
+        part = percent(cost["after"] / cost["before"] if cost["before"] else 0)
+        lines.append(f"{metric}: {cost['after']:,} of {cost['before']:,} ({part} %), at most {percent(share)} %")
+    if made.before is not None and made.after is not None:
+        lines.append(f"accuracy: {made.before:.4f} before, {made.after:.4f} after")
+    return [*lines, f"wrote {made.run}: slim/, hardened/, report.json, log.csv"]

@@ -1,0 +1,1 @@
+"""The loop behind ``fxprune.prune``: distillation, phases, checkpoints, logs, progress."""

@@ -1,0 +1,118 @@
+"""A teacher that is asked once: its outputs for a fixed dataset, in a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset
+
+from fxprune.errors import DataError, OptionError, RunError
+from fxprune.tracing.copies import copy_module
+from fxprune.train.checkpoint import load, save
+from fxprune.train.data import Batches, call
+from fxprune.train.identity import checksum
+
+
+class Indexed(Dataset[Any]):
+    """The same samples; a target becomes (target, number of the sample)."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = self.dataset[index]
+        return inputs, (target, index)
+
+
+class CachedTeacher:
+    """A teacher's logits for every sample of a dataset that does not augment, computed once and mapped from disk.
+
+    ``teacher.dataset`` gives ``(inputs, (target, index))``: make the training loader from it, and hand the teacher to
+    ``fxprune.prune(..., teacher=teacher)``; in a loop of your own, ``teacher(index)`` are the logits. The file is
+    computed again when the teacher's weights or the number of samples change. Under augmentation a teacher must see
+    what the student sees: hand over the module itself.
+
+    >>> import tempfile
+    >>> data = torch.utils.data.TensorDataset(torch.randn(5, 3), torch.zeros(5).long())
+    >>> net = nn.Linear(3, 2)
+    >>> teacher = CachedTeacher(net, data, Path(tempfile.mkdtemp()) / "logits.pt")
+    >>> inputs, (label, index) = teacher.dataset[4]
+    >>> torch.allclose(teacher(torch.tensor([index])), net(inputs[None]))
+    True
+    """
+
+    def __init__(
+        self,
+        teacher: nn.Module,
+        dataset: Any,
+        file: str | os.PathLike[str],
+        *,
+        pair: Callable[[Any], torch.Tensor] | None = None,
+        batch_size: int = 128,
+    ) -> None:
+        path = Path(file)
+        self.dataset = Indexed(dataset)
+        self.identity = checksum(teacher)
+        _check_fixed(dataset)
+        found = _read(path)
+        if found is None or found["teacher"] != self.identity or len(found["logits"]) != len(dataset):
+            logits = _computed(teacher, dataset, pair, batch_size)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save(path, {"teacher": self.identity, "logits": logits})
+            found = load(path, mapped=True)
+        self.logits: torch.Tensor = found["logits"]
+
+    def __call__(self, index: torch.Tensor) -> torch.Tensor:
+        """The logits of these samples."""
+        return self.logits[index.cpu()].to(index.device)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    found = load(path, mapped=True)
+    if "logits" not in found:
+        raise RunError(f"{path} holds something else than a teacher's logits", fix="name another file")
+    return found
+
+
+def _check_fixed(dataset: Any) -> None:
+    """A few samples, each looked at twice."""
+    if len(dataset) == 0:
+        raise DataError("the dataset is empty", fix="look at len(dataset)")
+    for index in {0, len(dataset) // 2, len(dataset) - 1}:
+        one, other = (tree_leaves(dataset[index]) for _ in range(2))
+        for a, b in zip(one, other, strict=True):
+            if isinstance(a, torch.Tensor) and not (a.shape == b.shape and torch.equal(a, b)):
+                raise DataError(
+                    f"sample {index} is another one each time: the dataset augments, and cached logits would not fit",
+                    fix="hand over the teacher itself, teacher=module, or a dataset that does not augment",
+                )
+
+
+def _computed(
+    teacher: nn.Module, dataset: Any, pair: Callable[[Any], torch.Tensor] | None, batch_size: int
+) -> torch.Tensor:
+    net = copy_module(teacher).eval()
+    place = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+    rows = []
+    with torch.no_grad():
+        for _, batch in Batches(DataLoader(dataset, batch_size), "the dataset").epoch(0, "teacher"):
+            output = call(net, batch.to(place).inputs)
+            logits = pair(output) if pair is not None else output
+            if not isinstance(logits, torch.Tensor):
+                raise OptionError(
+                    f"the teacher's output is of type {type(logits).__name__}, not a tensor",
+                    fix='write pair=lambda out: out["logits"]',
+                )
+            rows.append(logits.cpu())
+    return torch.cat(rows)

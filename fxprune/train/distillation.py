@@ -1,0 +1,87 @@
+"""The loss that lets a network learn from another one, and from the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fxprune.errors import OptionError
+
+
+def distillation_loss(
+    student: Any,
+    teacher: Any,
+    labels: torch.Tensor,
+    alpha: float = 0.9,
+    temperature: float = 4.0,
+    *,
+    pair: Callable[[Any], torch.Tensor] | None = None,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """(1 - alpha) CE(student, labels) + alpha T² CE(student / T, softmax(teacher / T)), a mean over all labels.
+
+    The outputs are logits with the classes along axis 1: one label per sample, or maps of labels (segmentation), where
+    ``ignore_index`` marks places that do not count. Other outputs are taken apart by ``pair``, which is called with the
+    student's output and with the teacher's and returns the logits.
+
+    >>> logits = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
+    >>> round(float(distillation_loss(logits, logits, torch.tensor([0, 1]))), 3)
+    8.386
+    >>> out = {"logits": logits}
+    >>> round(float(distillation_loss(out, out, torch.tensor([0, 1]), alpha=0.0, pair=lambda out: out["logits"])), 3)
+    0.018
+    """
+    if not 0 <= alpha <= 1:
+        raise OptionError(f"alpha={alpha!r} is not between 0 and 1", fix="write alpha=0.9")
+    if not temperature > 0:
+        raise OptionError(f"temperature={temperature!r} is not above 0", fix="write temperature=4.0")
+    if pair is not None:
+        student, teacher = pair(student), pair(teacher)
+    check_logits(student, "the student's output", 'pair=lambda out: out["logits"]')
+    check_logits(teacher, "the teacher's output", 'pair=lambda out: out["logits"]')
+    if student.shape != teacher.shape:
+        raise OptionError(
+            f"the student's output is {shape(student)}, the teacher's {shape(teacher)}",
+            fix="use a teacher for the same classes, or pair= to make the two alike",
+        )
+    check_labels(student, labels)
+    counted = labels != ignore_index
+    many = counted.sum().clamp(min=1)  # a batch without a label is worth nothing; a mean of nothing would be NaN
+    hard = F.cross_entropy(student, labels, ignore_index=ignore_index, reduction="sum") / many
+    if alpha == 0:
+        return hard
+    taught = torch.softmax(teacher.detach() / temperature, 1)
+    soft = F.cross_entropy(student / temperature, taught, reduction="none")
+    return (1 - alpha) * hard + alpha * temperature**2 * (soft * counted).sum() / many
+
+
+def check_logits(output: Any, what: str, fix: str) -> None:
+    """A tensor with a class axis."""
+    if not isinstance(output, torch.Tensor):
+        raise OptionError(f"{what} is of type {type(output).__name__}, not a tensor of logits", fix=f"write {fix}")
+    if output.ndim < 2:
+        raise OptionError(f"{what} is {shape(output)}: there are no classes along axis 1", fix=f"write {fix}")
+
+
+def check_labels(output: torch.Tensor, labels: Any) -> None:
+    """One label (an integer) for each vector of logits."""
+    if not isinstance(labels, torch.Tensor):
+        raise OptionError(f"the labels are of type {type(labels).__name__}, not a tensor", fix="give a tensor of int64")
+    wanted = (output.shape[0], *output.shape[2:])
+    if tuple(labels.shape) != wanted or labels.is_floating_point():
+        kind = str(labels.dtype).removeprefix("torch.")
+        raise OptionError(
+            f"labels of {shape(labels)} ({kind}) do not fit an output of {shape(output)}",
+            fix=f"give integer labels of {'x'.join(map(str, wanted))}: one for each vector of logits along axis 1",
+        )
+
+
+def shape(tensor: torch.Tensor) -> str:
+    """
+    >>> shape(torch.zeros(2, 3))
+    '2x3'
+    """
+    return "x".join(map(str, tensor.shape)) or "a single number"

@@ -1,0 +1,49 @@
+"""The folder of a run that trains: started, or found and gone on with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fxprune.errors import RunError
+from fxprune.run import FACTS, Run
+from fxprune.train.checkpoint import FILE, load
+from fxprune.wrapped import Wrapped
+
+# What can be there before the first checkpoint is.
+_EARLY = (FACTS, "log.csv", "log.jsonl", "tensorboard")
+
+
+def open_run(
+    folder: str | os.PathLike[str], wrapped: Wrapped, facts: dict[str, Any], resume: bool
+) -> tuple[Run, dict[str, Any] | None]:
+    """The run, and its checkpoint if it has one."""
+    path = Path(folder)
+    if (path / FILE).is_file():
+        if not resume:
+            how = "resume=True, or fxprune prune --resume"
+            raise RunError(f"{path} holds a run already", fix=f"name an empty folder, or go on with it: {how}")
+        saved = load(path / FILE)
+        _compare(path, saved["facts"], facts)
+        return Run(path), saved
+    if resume and path.is_dir() and all(_is_early(entry) for entry in path.iterdir()):
+        for entry in path.iterdir():  # cut off before there was anything to keep
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    return Run.create(path, wrapped), None
+
+
+def _is_early(entry: Path) -> bool:
+    names = [name for known in (*_EARLY, FILE) for name in (known, f".{known}")]
+    return entry.name in _EARLY or (entry.name.endswith(".tmp") and entry.name.startswith(tuple(names)))
+
+
+def _compare(path: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
+    differ = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    if differ:
+        said = "; ".join(f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in differ)
+        raise RunError(
+            f"the run in {path} was started with other settings: {said}",
+            fix="use the same settings to go on with it, or another folder to start anew",
+        )

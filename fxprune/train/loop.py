@@ -1,0 +1,239 @@
+"""Algorithm 1 of the paper, end to end: teacher, pruning, hardening, export, fine-tuning."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import fx, nn
+
+from fxprune.emit.files import write_atomically
+from fxprune.errors import RunError
+from fxprune.run import Run
+from fxprune.tracing.copies import copy_module
+from fxprune.train.cached import CachedTeacher
+from fxprune.train.checkpoint import FILE
+from fxprune.train.data import Batches, example_of
+from fxprune.train.display import Display
+from fxprune.train.folder import open_run
+from fxprune.train.identity import checksum
+from fxprune.train.log import Log
+from fxprune.train.measure import accuracy
+from fxprune.train.phase import Phase, Trainer
+from fxprune.train.randomness import preserved
+from fxprune.train.settings import Settings
+from fxprune.train.statistics import reestimate
+from fxprune.train.stop import Stop
+from fxprune.train.teaching import Teaching
+from fxprune.wrapped import Wrapped
+
+REPORT, SCHEMA = "report.json", "fxprune.prune/1"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What ``fxprune.prune`` returns."""
+
+    slim: fx.GraphModule  # fine-tuned, in eval mode
+    report: dict[str, Any]  # what report.json holds
+    run: Path | None
+    before: float | None  # accuracy of the model as pruning found it
+    after: float | None  # of the slim net
+
+    def __repr__(self) -> str:
+        costs = {name: self.report["cost"][name] for name in self.report["budget"]}
+        sizes = ", ".join(f"{name} {cost['after']:,} of {cost['before']:,}" for name, cost in costs.items())
+        return f"Pruned({sizes}; accuracy {self.before} -> {self.after}; run={str(self.run)!r})"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The calls above this package that a run needs, with what the user told them."""
+
+    wrap: Callable[[nn.Module, Any], Wrapped]  # model, example inputs
+    export: Callable[[Wrapped], fx.GraphModule]
+
+
+def run_all(
+    model: nn.Module, train: Any, val: Any, settings: Settings, tools: Tools, *, example_inputs: Any,
+    folder: str | os.PathLike[str] | None, resume: bool, device: torch.device | str | None, console: Console | None,
+) -> Pruned:  # fmt: skip
+    """All phases, or those that are left of a run that was cut off."""
+    settings.check()
+    batches = Batches(train, "train")
+    validation = None if val is None else Batches(val, "val")
+    generators = [*batches.generators, *(validation.generators if validation else [])]
+    with preserved(generators), Stop() as stop, Display(console) as display:
+        base = copy_module(model)
+        base.to(device or next((p.device for p in model.parameters()), torch.device("cpu")))
+        first = batches.first()
+        place = next((p.device for p in base.parameters()), torch.device("cpu"))
+        example = example_inputs if example_inputs is not None else example_of(first.to(place))
+        wrapped = tools.wrap(base, example)
+        wrapped.harden()  # a budget that cannot be met shows now, not after the training
+        facts = _facts(model, wrapped, batches, settings)
+        run, saved = (None, None) if folder is None else open_run(folder, wrapped, facts, resume)
+        log = Log(run.folder if run else None)
+        trainer = Trainer(
+            batches, validation, settings.metric_fn or accuracy, place, settings.seed, log, display, stop,
+            run.folder / FILE if run else None, settings.checkpoint_minutes, facts, saved,
+        )  # fmt: skip
+        if saved is not None:
+            display.note(f"going on with {run.folder if run else None}: phase {saved['phase']!r}")
+        try:
+            return _Pruning(base, example, settings, tools, trainer, run).everything()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise RunError(
+                f"{folder} cannot be written to ({error.strerror}); the checkpoint in it is intact",
+                fix="make room on the disk, then start the same run again: it goes on from that checkpoint",
+            ) from error
+        finally:
+            log.close()
+
+
+def _facts(model: nn.Module, wrapped: Wrapped, batches: Batches, settings: Settings) -> dict[str, Any]:
+    teacher = settings.teacher
+    known: dict[type, Callable[[Any], str]] = {str: str, CachedTeacher: lambda cached: str(cached.identity)}
+    who = "none" if teacher is None else known.get(type(teacher), checksum)(teacher)
+    if teacher == "self":
+        who = f"the model itself, {checksum(model)}"
+    return {
+        "model": type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "budget": dict(wrapped.target.limits),
+        "batches": len(batches),
+        "teacher": who,
+        **settings.facts(settings.optimizer([{"params": [nn.Parameter(torch.zeros(1))]}])),
+    }
+
+
+class _Pruning:
+    """The phases in their order. What a finished phase leaves is in ``trainer.kept``: a resumed run skips the phase."""
+
+    def __init__(
+        self, base: nn.Module, example: Any, settings: Settings, tools: Tools, trainer: Trainer, run: Run | None
+    ) -> None:
+        self.base, self.example, self.settings, self.tools = base, example, settings, tools
+        self.trainer, self.run = trainer, run
+        self.kept = trainer.kept
+        self.kept.setdefault("accuracy", {})
+
+    def everything(self) -> Pruned:
+        teaching = self._teaching()
+        if "before" not in self.kept["accuracy"]:
+            self.kept["accuracy"]["before"] = self.trainer.evaluate(self.base)
+            self._tell("before pruning", "before")
+        wrapped = self.tools.wrap(self.base, self.example)
+        wrapped.bank.noise, wrapped.pressure.schedule = self.settings.noise, self.settings.schedule
+        if "hardened" not in self.kept:
+            self._prune(wrapped, teaching)
+            if self.run is not None:
+                self.run.write_hardened(wrapped)
+        else:
+            wrapped.load_state_dict(self.kept["hardened"])
+        slim = self._fine_tune(wrapped, teaching)
+        return self._finish(wrapped, slim)
+
+    def _teaching(self) -> Teaching:
+        """Who teaches; trains the model first, if that is asked for."""
+        settings, teacher = self.settings, self.settings.teacher
+        teaching = Teaching(settings.loss, None, settings.alpha, settings.temperature)
+        if teacher == "train":
+            self._train_teacher(teaching)
+        if isinstance(teacher, str):
+            teacher = self.base
+        if isinstance(teacher, nn.Module):
+            teacher = copy_module(teacher).to(self.trainer.device).eval().requires_grad_(False)
+        return Teaching(settings.loss, teacher, settings.alpha, settings.temperature)
+
+    def _train_teacher(self, teaching: Teaching) -> None:
+        if "teacher" not in self.kept:
+            optimizer = self.settings.optimizer([{"params": list(self.base.parameters())}])
+            epochs, _, slow = self.settings.epochs
+            self.trainer.run(Phase("teacher", self.base, optimizer, teaching, epochs, slow))
+            self.kept["teacher"] = _copied(self.base)
+        self.base.load_state_dict(self.kept["teacher"])
+
+    def _prune(self, wrapped: Wrapped, teaching: Teaching) -> None:
+        metric = wrapped.target.limits[0][0]
+
+        def advance(progress: float) -> None:
+            wrapped.progress = progress
+
+        def cost() -> tuple[float, float]:
+            return float(wrapped.cost()[metric]), float(wrapped.sliding_budget()[metric])
+
+        optimizer = self.settings.optimizer(wrapped.parameter_groups())
+        self.trainer.run(
+            Phase(
+                "prune", wrapped, optimizer, teaching, self.settings.epochs[0],
+                penalty=wrapped.budget_loss, advance=advance, cost=cost,
+            )
+        )  # fmt: skip
+        wrapped.harden()
+        self.kept["statistics"] = reestimate(wrapped, self.trainer.train, self.trainer.device, self.settings.seed)
+        self.kept["accuracy"]["hardened"] = self.trainer.evaluate(wrapped)
+        self.kept["hardened"] = _copied(wrapped)
+
+    def _fine_tune(self, wrapped: Wrapped, teaching: Teaching) -> fx.GraphModule:
+        wrapped.eval()
+        slim = self.tools.export(wrapped)
+        found = self.kept["accuracy"]
+        if "exported" not in found:
+            found["exported"] = self.trainer.evaluate(slim)
+            self._tell("pruned, before fine-tuning", "exported")
+        metric, share = wrapped.target.limits[0]
+        made: Any = slim.report
+        volume, limit = float(made.after[metric]), float(share * wrapped.full_cost()[metric])
+        optimizer = self.settings.optimizer([{"params": list(slim.parameters())}])
+        _, epochs, slow = self.settings.epochs
+        phase = Phase("fine-tune", slim, optimizer, teaching, epochs, slow, cost=lambda: (volume, limit))
+        last = self.trainer.run(phase)
+        found["after"] = found["exported"] if last is None else last
+        slim.eval()
+        return slim
+
+    def _tell(self, when: str, which: str) -> None:
+        if self.kept["accuracy"][which] is not None:
+            self.trainer.display.note(f"{when}: accuracy {self.kept['accuracy'][which]:.4f}")
+
+    def _finish(self, wrapped: Wrapped, slim: fx.GraphModule) -> Pruned:
+        from fxprune import __version__
+
+        made: Any = slim.report
+        found = self.kept["accuracy"]
+        report = {
+            "schema": SCHEMA,
+            "fxprune": __version__,
+            "model": type(self.base).__name__,
+            "budget": dict(wrapped.target.limits),
+            "cost": {name: {"before": made.before[name], "after": made.after[name]} for name in made.before},
+            "accuracy": {name: found[name] for name in ("before", "hardened", "exported", "after")},
+            "widths": made.widths,
+            "removed": list(made.removed),
+            "error": made.error,
+            "statistics_batches": self.kept["statistics"],
+            "settings": self.trainer.facts,
+            "seconds": round(self.trainer.seconds, 3),
+        }
+        if self.run is not None:
+            write_atomically(self.run.folder / REPORT, json.dumps(report, indent=2) + "\n")
+            self.run.write_slim(slim)
+        folder = self.run.folder if self.run is not None else None
+        return Pruned(slim, report, folder, found["before"], found["after"])
+
+
+def _copied(net: nn.Module) -> dict[str, Any]:
+    """A state that further training does not change."""
+    state = net.state_dict()
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}

@@ -1,0 +1,116 @@
+"""What a run is asked to do, checked before anything is trained, and how two runs are told apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxprune.budget.schedule import SCHEDULES
+from fxprune.errors import OptionError
+from fxprune.train.cached import CachedTeacher
+from fxprune.train.teaching import takes_teacher
+
+METHODS = ("bar",)
+NOISES = ("batch", "sample", "none")
+TEACHERS = ("self", "train")
+Groups = list[dict[str, Any]]
+MakeOptimizer = Callable[[Groups], torch.optim.Optimizer]
+
+
+def adam(groups: Groups) -> torch.optim.Optimizer:
+    """The paper's optimizer."""
+    return torch.optim.Adam(groups, lr=1e-3, weight_decay=5e-4)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything about a run except the networks and the data."""
+
+    epochs: tuple[int, int, int]
+    method: str
+    teacher: nn.Module | CachedTeacher | str | None
+    optimizer: MakeOptimizer
+    loss: Callable[..., torch.Tensor] | None
+    metric_fn: Any
+    noise: str
+    schedule: str
+    alpha: float
+    temperature: float
+    seed: int
+    checkpoint_minutes: float
+
+    def check(self) -> None:
+        _check_choice("method", self.method, METHODS)
+        _check_choice("noise", self.noise, NOISES)
+        _check_choice("schedule", self.schedule, tuple(SCHEDULES))
+        _check_epochs(self.epochs)
+        if isinstance(self.teacher, str):
+            _check_choice("teacher", self.teacher, TEACHERS)
+        elif not isinstance(self.teacher, (nn.Module, CachedTeacher, type(None))):
+            raise OptionError(
+                f"teacher is of type {type(self.teacher).__name__}",
+                fix='give a module, "self" (the model as it comes), "train" (train it first) or None',
+            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise OptionError(f"seed={self.seed!r} is not a whole number", fix="write seed=0")
+        for name in ("alpha", "temperature", "checkpoint_minutes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+                raise OptionError(f"{name}={value!r} is not a number that makes sense", fix=f"leave {name} out")
+        if not callable(self.optimizer):
+            kind = type(self.optimizer).__name__
+            raise OptionError(
+                f"optimizer is of type {kind}: it holds the parameters of one network, and several are trained",
+                fix=f"write optimizer=lambda groups: torch.optim.{kind}(groups, lr=1e-3)",
+            )
+        for name in ("loss", "metric_fn"):
+            value = getattr(self, name)
+            if value is not None and not callable(value) and not hasattr(value, "update"):
+                kind = type(value).__name__
+                raise OptionError(f"{name} is of type {kind}", fix=f"write {name}=lambda output, target: ...")
+        given = isinstance(self.teacher, (nn.Module, CachedTeacher))
+        if given and self.loss is not None and not takes_teacher(self.loss):
+            raise OptionError(
+                "there is a teacher, but the loss takes no output of it",
+                fix="write loss=lambda output, target, taught: ..., or teacher=None",
+            )
+
+    def facts(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """What must be the same to go on with a run."""
+        plain = (bool, int, float, str, tuple, list, type(None))
+        options = {name: value for name, value in optimizer.defaults.items() if isinstance(value, plain)}
+        return {
+            "epochs": list(self.epochs),
+            "method": self.method,
+            "optimizer": f"{type(optimizer).__name__}({', '.join(f'{k}={v}' for k, v in options.items())})",
+            "noise": self.noise,
+            "schedule": self.schedule,
+            "alpha": self.alpha,
+            "temperature": self.temperature,
+            "seed": self.seed,
+        }
+
+
+def three(epochs: Any) -> tuple[int, int, int]:
+    """As a tuple, whatever sequence it came in; ``check`` looks at what is in it."""
+    given: Any = epochs
+    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else given
+
+
+def _check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise OptionError(f"{name}={value!r} is unknown", fix=f"write one of {', '.join(map(repr, known))}")
+
+
+def _check_epochs(epochs: Any) -> None:
+    whole = isinstance(epochs, tuple) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in epochs)
+    if not whole or len(epochs) != 3 or epochs[0] == 0:
+        raise OptionError(
+            f"epochs={epochs!r} is not what three phases take",
+            fix="write epochs=(80, 40, 10): pruning (at least 1), fine-tuning, and that at a tenth of the rate",
+        )

@@ -1,0 +1,32 @@
+"""What is counted while a net runs is what the report says, for every net of the zoo."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fxprune.budget.count import count
+from fxprune.passes.analysis import analyse
+from tests.emit.artefact_nets import slim_of
+from tests.models import ZOO
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_report_is_true(name: str) -> None:
+    slim, example, _ = slim_of(name)
+    args, kwargs = ((), example) if isinstance(example, dict) else (example, {})
+    found, said = count(slim.eval(), args, kwargs), slim.report.after
+    assert (found.volume, found.flops, found.params) == (said["volume"], said["flops"], said["params"])
+    again = analyse(slim, example).full_cost
+    assert (again.volume, again.flops, again.params) == (said["volume"], said["flops"], said["params"])
+
+
+def test_arithmetic() -> None:
+    shared = nn.Conv2d(4, 4, 3, padding=1, groups=2)
+    net = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), shared, shared, nn.ConvTranspose2d(4, 2, 2, stride=2))
+    found = count(net, (torch.zeros(5, 3, 6, 8),), {})
+    area = 6 * 8
+    assert found.volume == 4 * area + 2 * 4 * area + 2 * 4 * area
+    assert found.flops == 2 * area * (3 * 4 + 2 * (4 * 2 * 9) + 4 * 2 * 4)
+    assert sum(found.weights.values()) == 12 + 72 + 32 and sum(found.biases.values()) == 4 + 2

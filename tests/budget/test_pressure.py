@@ -1,0 +1,191 @@
+"""Training follows the sliding budget, whatever the optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxprune
+from fxprune.errors import OptionError
+from fxprune.wrapped import Wrapped
+
+
+class Net(nn.Module):
+    """Two residual stages."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.stem = self.layer(3, width)
+        self.one, self.two = self.layer(width, width), self.layer(width, width)
+        self.down, self.shortcut = self.layer(width, 2 * width, 2), self.layer(width, 2 * width, 2)
+        self.three = self.layer(2 * width, 2 * width)
+        self.head = nn.Linear(2 * width, 4)
+
+    @staticmethod
+    def layer(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(x + self.two(torch.relu(self.one(x))))
+        x = torch.relu(self.shortcut(x) + self.three(torch.relu(self.down(x))))
+        return self.head(x.mean((2, 3)))
+
+
+X = torch.randn(256, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0].mean((1, 2)) > 0).long() + 2 * (X[:, 1, :4].mean((1, 2)) > X[:, 1, 4:].mean((1, 2))).long()
+
+
+def wrapped_net(budget: Any = 1 / 4, **options: Any) -> Wrapped:
+    torch.manual_seed(0)
+    return fxprune.wrap(Net(), budget, example_inputs=X[:1], **options).train()
+
+
+Optimizer = Callable[[Wrapped], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adam": lambda net: torch.optim.Adam(net.parameter_groups(lr=1e-3, weight_decay=5e-4)),
+    "sgd": lambda net: torch.optim.SGD(net.parameter_groups(lr=0.05, weight_decay=5e-4), momentum=0.9),
+    "decayed gates": lambda net: torch.optim.SGD(net.parameters(), lr=0.05, weight_decay=1e-2),
+    "no gates": lambda net: torch.optim.Adam([p for p in net.parameters() if p is not net.bank.log_alpha], lr=1e-3),
+}
+
+
+def train(net: Wrapped, optimizer: torch.optim.Optimizer, steps: int = 160, factor: float = 1.0) -> list[Any]:
+    """What it cost and what it was allowed to cost, at every twentieth of the steps."""
+    seen = []
+    for step in range(steps):
+        net.progress = step / steps
+        part = slice(32 * step % 256, 32 * step % 256 + 32)
+        loss = F.cross_entropy(net(X[part]), Y[part]) + net.budget_loss()
+        optimizer.zero_grad()
+        (factor * loss).backward()
+        if factor != 1:
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(factor)
+        optimizer.step()
+        if step % (steps // 20) == 0:
+            seen.append((net.cost(), net.sliding_budget()))
+    net.progress = 1.0
+    return seen
+
+
+def check(net: Wrapped, seen: list[Any]) -> None:
+    full = net.full_cost()
+    for name, fraction in net.target.limits:
+        largest = max(getattr(full, name) * call.area / full.volume if name != "volume" else call.area
+                      for layer in net.analysis.layers for call in layer.calls)  # fmt: skip
+        for cost, budget in seen:
+            assert cost[name] <= 1.03 * budget[name] + largest
+        assert net.cost()[name] <= 1.03 * fraction * full[name] + largest
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_the_budget_is_followed(name: str) -> None:
+    net = wrapped_net(1 / 4)
+    check(net, train(net, OPTIMIZERS[name](net)))
+    assert net.cost().volume >= 0.85 * net.full_cost().volume / 4
+    assert bool(torch.isfinite(net.bank.log_alpha).all())
+
+
+@pytest.mark.parametrize("schedule", ["linear", "exponential"])
+def test_other_schedules(schedule: str) -> None:
+    net = wrapped_net(1 / 3)
+    net.pressure.schedule = schedule
+    seen = train(net, OPTIMIZERS["adam"](net))
+    assert net.cost().volume <= 1.1 * net.full_cost().volume / 3
+    assert seen[10][1]["volume"] < wrapped_net().full_cost().volume
+
+
+@pytest.mark.parametrize("metric", ["flops", "params"])
+def test_other_metrics(metric: str) -> None:
+    net = wrapped_net(1 / 4, metric=metric)
+    train(net, OPTIMIZERS["adam"](net))
+    assert 0.6 <= net.cost()[metric] / net.full_cost()[metric] * 4 <= 1.1
+
+
+def test_several_budgets_at_once() -> None:
+    net = wrapped_net({"volume": 1 / 2, "flops": 1 / 6})
+    train(net, OPTIMIZERS["adam"](net))
+    assert net.cost().volume <= 1.1 * net.full_cost().volume / 2
+    assert net.cost().flops <= 1.15 * net.full_cost().flops / 6
+
+
+def test_scaled_losses_make_no_difference() -> None:
+    """As a gradient scaler does it."""
+    plain, scaled = wrapped_net(), wrapped_net()
+    for net, factor in ((plain, 1.0), (scaled, 1024.0)):
+        torch.manual_seed(1)
+        train(net, OPTIMIZERS["sgd"](net), steps=40, factor=factor)
+    torch.testing.assert_close(plain.bank.log_alpha, scaled.bank.log_alpha)
+
+
+def test_micro_batches_add_up() -> None:
+    """Two halves of a batch, without anything random or anything that looks at the whole batch."""
+    moved = []
+    for count in (1, 2):
+        net = wrapped_net().eval()
+        net.bank.train()
+        net.bank.noise = "none"
+        with torch.no_grad():
+            net.bank.log_alpha.fill_(0.5)
+            net.pressure.place.fill_(0.5)
+        for step in range(4):
+            net.progress = step / 40
+            for part in X[:64].chunk(count):
+                (F.cross_entropy(net(part), Y[: len(part)] * 0) / count + net.budget_loss() / count).backward()
+        net.progress = 4 / 40
+        moved.append(net.bank.log_alpha.detach().clone())
+    torch.testing.assert_close(moved[0], moved[1])
+
+
+def test_state_dict_resumes_exactly() -> None:
+    net = wrapped_net()
+    optimizer = OPTIMIZERS["adam"](net)
+    for step in range(30):
+        _one(net, optimizer, step)
+    other = wrapped_net()
+    other.load_state_dict(copy.deepcopy(net.state_dict()))
+    resumed = OPTIMIZERS["adam"](other)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, held in ((net, optimizer), (other, resumed)):
+        torch.manual_seed(5)
+        for step in range(30, 40):
+            _one(each, held, step)
+    assert torch.equal(net.bank.log_alpha, other.bank.log_alpha)
+
+
+def _one(net: Wrapped, optimizer: torch.optim.Optimizer, step: int) -> None:
+    net.progress = step / 100
+    loss = F.cross_entropy(net(X[:32]), Y[:32]) + net.budget_loss()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def test_nothing_presses_on_a_hardened_net() -> None:
+    net = wrapped_net().harden()
+    net.progress = 0.5
+    assert float(net.budget_loss().detach()) == 0
+    before = net.masks().copy()
+    train(net, OPTIMIZERS["adam"](net), steps=20)
+    assert (net.masks() == before).all()
+
+
+def test_mistakes() -> None:
+    net = wrapped_net()
+    with pytest.raises(OptionError, match=r"how far training is"):
+        net.budget_loss()
+    for value in (-0.1, 1.5, float("nan")):
+        with pytest.raises(OptionError, match="between 0 and 1"):
+            net.progress = value
+    unsized = fxprune.wrap(Net(), 1 / 4).train()
+    unsized.progress = 0.0
+    with pytest.raises(OptionError, match="run one batch through the network"):
+        unsized.budget_loss()
