@@ -35,8 +35,9 @@ zoo: $(STAMP)  ## Run over the model zoos (long)
 fuzz: $(STAMP)  ## Run the randomized tests (long)
 	$(BIN)/python -m pytest -m fuzz
 
-bench: $(STAMP)  ## Measure analysis time
+bench: $(STAMP)  ## Measure how long analysis and export take
 	$(BIN)/python benchmarks/analysis_time.py
+	$(BIN)/python benchmarks/export_time.py
 
 demo: $(STAMP)  ## Train and prune a residual net on real handwriting
 	$(BIN)/fxprune inspect examples/models.py:resnet8 --input 1x3x16x16

@@ -3,33 +3,24 @@
     python benchmarks/analysis_time.py [--runs 9] [--threads N] [--json OUT]
 
 fxprune's analysis relates every channel. Torch-Pruning's build_dependency relates layers only, and which channels go
-together is what its groups tell, so its time with all groups is given as well. The models take turns, so that whatever
-else the machine does falls on all of them alike. Compare ratios, not seconds. One thread by default: torch's
-threads wait for each other actively, which costs many times the work itself when others need the cores.
+together is what its groups tell, so its time with all groups is given as well. Compare ratios, not seconds. One thread
+by default: torch's threads wait for each other actively, which costs many times the work itself when others need the
+cores.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
 import json
-import os
-import platform
-import statistics
 import sys
-import time
-import warnings
-from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
+from timing import Task, circumstances, extent, interleaved, median, parser_of
 from torchvision_ops import declare_torchvision_ops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -42,15 +33,8 @@ RIVAL = "densenet121 (Torch-Pruning: build_dependency)"
 RIVAL_GROUPS = "densenet121 (Torch-Pruning: build_dependency, get_all_groups)"
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    gc.collect()
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 def measure(runs: int) -> dict[str, Any]:
-    """Medians over interleaved runs; the first round warms up and does not count."""
+    """Medians over interleaved runs."""
     declare_torchvision_ops()
     import torch_pruning
     import torchvision
@@ -58,50 +42,33 @@ def measure(runs: int) -> dict[str, Any]:
     example = torch.zeros(1, 3, 224, 224)
     models = {name: torchvision.models.get_model(name, weights=None).eval() for name in NAMES}
     nodes = {name: len(trace(model, example).graph.nodes) for name, model in models.items()}
-    work: dict[str, Callable[[], Any]] = {name: partial(analyse, model, example) for name, model in models.items()}
     rival = models["densenet121"]
 
     def build() -> Any:
         return torch_pruning.DependencyGraph().build_dependency(rival, example_inputs=example)
 
-    work[RIVAL] = build
-    work[RIVAL_GROUPS] = lambda: list(build().get_all_groups())
-    times: dict[str, list[float]] = {name: [] for name in work}
-    rounds = track(range(runs + 1), description="rounds", disable=not sys.stdout.isatty())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for number in rounds:
-            for name, task in work.items():
-                taken = seconds(task)
-                if number > 0:
-                    times[name].append(taken)
-    median = {name: statistics.median(taken) for name, taken in times.items()}
-    growth = median["resnet152"] / median["resnet18"]
+    def timed(work: Any) -> Task:
+        return lambda watch: watch.time("all", work)
+
+    tasks = {name: timed(partial(analyse, model, example)) for name, model in models.items()}
+    tasks |= {RIVAL: timed(build), RIVAL_GROUPS: timed(lambda: list(build().get_all_groups()))}
+    times = {name: steps["all"] for name, steps in interleaved(tasks, runs).items()}
+    taken = {name: median(values) for name, values in times.items()}
+    growth = taken["resnet152"] / taken["resnet18"]
     more_nodes = nodes["resnet152"] / nodes["resnet18"]
     return {
         "example": "1x3x224x224",
         "runs": runs,
         "nodes": nodes,
-        "median_seconds": {name: round(value, 4) for name, value in median.items()},
-        "range_seconds": {name: [round(min(taken), 4), round(max(taken), 4)] for name, taken in times.items()},
+        "median_seconds": taken,
+        "range_seconds": {name: extent(values) for name, values in times.items()},
         "ratios": {
             "resnet152_to_resnet18_time": round(growth, 3),
             "resnet152_to_resnet18_nodes": round(more_nodes, 3),
             "resnet152_to_resnet18_time_per_node": round(growth / more_nodes, 3),
-            "densenet121_torch_pruning_build_to_fxprune": round(median[RIVAL] / median["densenet121"], 2),
-            "densenet121_torch_pruning_groups_to_fxprune": round(median[RIVAL_GROUPS] / median["densenet121"], 2),
+            "densenet121_torch_pruning_build_to_fxprune": round(taken[RIVAL] / taken["densenet121"], 2),
+            "densenet121_torch_pruning_groups_to_fxprune": round(taken[RIVAL_GROUPS] / taken["densenet121"], 2),
         },
-    }
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "cores": os.cpu_count(),
-        "architecture": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        **{package: metadata.version(package) for package in ("torch", "torchvision", "torch-pruning")},
     }
 
 
@@ -117,23 +84,16 @@ def tables(found: dict[str, Any]) -> tuple[Table, Table]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=9, help="rounds that count, at least 7")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser = parser_of(__doc__)
     parser.add_argument("--json", type=Path, default=RESULT, metavar="OUT")
     options = parser.parse_args()
     runs = max(options.runs, 7)
     torch.set_num_threads(options.threads)
-    command = f"python benchmarks/analysis_time.py --runs {runs} --threads {options.threads}"
-    busy = round(os.getloadavg()[0] / (os.cpu_count() or 1), 2) if hasattr(os, "getloadavg") else None
-    found = {"command": command, "machine": machine(), "load_per_core_before": busy, **measure(runs)}
+    found = {**circumstances("analysis_time.py", runs), **measure(runs)}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(found, indent=1) + "\n")
-    console = Console()
-    if busy is not None and busy > 0.5:
-        console.print(f"[yellow]The machine was busy (load {busy} per core): do not trust these numbers.[/yellow]")
     for table in tables(found):
-        console.print(table)
+        Console().print(table)
 
 
 if __name__ == "__main__":
