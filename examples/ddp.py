@@ -11,6 +11,7 @@ statistics (this net has group norms) the result is that of one process with the
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 
 import torch
@@ -50,10 +51,20 @@ def main() -> None:
     parser.add_argument("--out", help="where rank 0 writes the gates and the slim net's state")
     options = parser.parse_args()
     torch.set_default_dtype(torch.float64 if options.double else torch.float32)
-    parallel = "RANK" in os.environ  # set by torchrun
-    if parallel:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    rank, world = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
+    if "RANK" not in os.environ:  # set by torchrun
+        train(options, rank=0, world=1)
+        return
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    train(options, dist.get_rank(), dist.get_world_size())
+    # The group's threads end with its last owner. Left to the end of the interpreter, a thread that lets go of a tensor
+    # then aborts the process.
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace, rank: int, world: int) -> None:
+    parallel = dist.is_initialized()
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -94,8 +105,6 @@ def main() -> None:
               f"{float((found == labels).float().mean()):.1%} of the digits right")  # fmt: skip
         if options.out:
             torch.save({"gates": mine, "volume": net.cost().volume, "slim": slim.state_dict()}, options.out)
-    if parallel:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

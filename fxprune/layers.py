@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from math import log
 from typing import Any
 
@@ -29,27 +28,26 @@ def mean_gate(log_alpha: torch.Tensor) -> torch.Tensor:
 
 @dataclass(eq=False)
 class Site:
-    """Where the wrapped graph multiplies (``gate`` given) or masks: a tensor's ids, shaped to broadcast over it."""
+    """Where the wrapped graph multiplies (``gate`` given) or masks: a tensor's ids, shaped to broadcast over it.
+
+    What compilers cannot read off tensors is found out here, once.
+    """
 
     ids: torch.Tensor
     gate: torch.Tensor | None
     in_norm: bool = False  # the multiply hides in a batch norm, which takes a plain vector
+    has_open: bool = field(init=False)  # some channels hang on no gate variable
+    start: int = field(init=False)  # where its variables start if they are a run of the flat parameter, else -1
+
+    def __post_init__(self) -> None:
+        flat = self.gate.reshape(-1) if self.gate is not None else torch.zeros(0)
+        self.has_open = bool((flat == OPEN).any())
+        run = flat.numel() > 0 and not self.has_open and bool((flat[1:] - flat[:-1] == 1).all())
+        self.start = int(flat[0]) if run else -1
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (-1,) if self.in_norm else tuple(self.ids.shape)
-
-    @cached_property
-    def has_open(self) -> bool:
-        """Some channels hang on no gate variable."""
-        return self.gate is not None and bool((self.gate == OPEN).any())
-
-    @cached_property
-    def start(self) -> int:
-        """Where its variables start if they are a run of the flat parameter, else -1."""
-        flat = self.gate.reshape(-1) if self.gate is not None else torch.zeros(0)
-        run = bool((flat[1:] - flat[:-1] == 1).all()) and not self.has_open
-        return int(flat[0]) if run and flat.numel() else -1
 
 
 class Gate:

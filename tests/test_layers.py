@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -50,10 +52,8 @@ def test_a_gated_norm_is_a_norm_and_a_multiply(kind: type[nn.Module], settings: 
     torch.testing.assert_close(gated(x, per_sample), plain(x) * per_sample)
 
 
-@pytest.mark.parametrize("name", ["resnet", "preactivation", "densenet", "shared_module", "grouped", "squeeze_excite"])
+@pytest.mark.parametrize("name", ["resnet", "preactivation", "densenet", "recurrent", "resnext", "squeeze_excite"])
 def test_a_net_in_training_draws_its_gates(name: str) -> None:
-    if name not in ZOO:
-        pytest.skip("not in the zoo")
     model, example, _ = ZOO[name]()
     wrapped = fxprune.wrap(model, 0.5, example_inputs=example).train()
     for module in wrapped.modules():
@@ -75,6 +75,37 @@ def test_a_net_in_training_draws_its_gates(name: str) -> None:
     wrapped.bank.noise = "batch"
     wrapped.set_masks({})
     torch.testing.assert_close(wrapped(*example), wrapped(*example), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["resnet", "preactivation", "shufflenet_v2", "squeeze_excite", "uneven_groups"])
+@pytest.mark.parametrize("noise", ["batch", "sample", "none"])
+def test_a_training_step_compiles_into_one_graph(name: str, noise: str) -> None:
+    model, example, _ = ZOO[name]()
+    wrapped = fxprune.wrap(model, 0.5, example_inputs=example).train()
+    wrapped.bank.noise = noise
+    with torch.no_grad():
+        wrapped.bank.log_alpha.uniform_(-2, 2, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    compiled = torch.compile(wrapped, backend="aot_eager", fullgraph=True)
+    found = []
+    for net in (wrapped, compiled):
+        wrapped.zero_grad()
+        torch.manual_seed(1)
+        output = net(*example)
+        output.square().mean().backward()
+        found.append((output, *(p.grad for p in wrapped.parameters() if p.grad is not None)))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_wrapping_leaves_torch_as_compilers_know_it() -> None:
+    """A compiler that is imported while torch's functions are being recorded would not know them afterwards."""
+    code = """
+import torch, fxprune
+fxprune.wrap(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1)), 0.5,
+             example_inputs=torch.zeros(1, 3, 4, 4))
+torch.compile(lambda x: x + torch.zeros(2) + torch.rand(2), backend="eager", fullgraph=True)(torch.ones(2))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_gates_get_gradients_from_the_data() -> None:

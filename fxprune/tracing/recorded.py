@@ -55,6 +55,8 @@ class Recorded:
         self.marked = dict(fx._symbolic_trace._wrapped_fns_to_patch)
 
     def __enter__(self) -> None:
+        import torch._dynamo  # it remembers torch's functions; imported below, by torch itself, it would see ours
+
         fx._symbolic_trace._wrapped_fns_to_patch.clear()  # fx would make them opaque; we look inside first
         self._put(vars(builtins), "len", self._length)
         self._put(vars(torch._functorch.utils), "unwrap_dead_wrappers", self._stored_apply)
