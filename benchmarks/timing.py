@@ -72,13 +72,17 @@ def circumstances(script: str, runs: int) -> dict[str, Any]:
         Console().print(f"[yellow]The machine is busy (load {busy} per core): do not trust these numbers.[/yellow]")
     return {
         "command": f"python benchmarks/{script} --runs {runs} --threads {torch.get_num_threads()}",
-        "machine": {
-            "cores": os.cpu_count(),
-            "architecture": platform.machine(),
-            "system": platform.system(),
-            "python": platform.python_version(),
-            "threads": torch.get_num_threads(),
-            **{package: metadata.version(package) for package in ("torch", "torchvision", "torch-pruning")},
-        },
+        "machine": machine(("torch", "torchvision", "torch-pruning")),
         "load_per_core_before": busy,
+    }
+
+
+def machine(packages: tuple[str, ...] = ("torch",)) -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        **{package: metadata.version(package) for package in packages},
     }

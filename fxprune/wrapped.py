@@ -306,6 +306,7 @@ def compile_wrapped(wrapped: Wrapped, present: Bools) -> tuple[fx.GraphModule, S
         analysis.channels, wrapped._model, present, values, in_place=wrapped._in_place,
         dead=revived(analysis, present, torch.from_numpy(wrapped.masks()), values),
     )  # fmt: skip
+    slim.train(wrapped.training)
     kept = {layer.name for layer in analysis.layers if any(present[call.ids].any() for call in layer.calls)}
     report = SimpleNamespace(
         before=analysis.full_cost.as_dict(),

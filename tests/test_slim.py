@@ -118,3 +118,11 @@ def test_a_copy_keeps_the_report() -> None:
     for made in (copy.deepcopy(slim), copy.deepcopy(copy.deepcopy(slim)), pickle.loads(pickle.dumps(slim))):
         assert made.report == slim.report and made.report is not slim.report
     assert pickle.loads(pickle.dumps(copy.deepcopy(slim))).report == slim.report
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_is_in_the_mode_that_the_wrapped_net_is_in(training: bool) -> None:
+    """And not in the one that the model was in when it was wrapped."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).train(not training)
+    slim = export(wrap(net, 0.5, example_inputs=IMAGE).train(training))
+    assert all(module.training == training for module in slim.modules())

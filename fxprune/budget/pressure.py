@@ -8,7 +8,7 @@ loss. Here λ is found while training:
   is heading is read off the speed of the gates, since a gate takes a while from fully open to closed;
 * gates take steps of their own, normalised like Adam's and measured in progress, not in learning rates: whatever
   optimizer holds them and however long training is, a gate can cross its range several times, and none runs away;
-* what is still over budget is closed at once, if it is about to close anyway.
+* what is still over budget is closed at once, if it is about to close anyway; far over it, whoever comes next.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
 MARGIN = 0.1  # of the budget: half the width of the barrier
 FIRST_PRICE, GAIN = 0.3, 125.0
 NEAR = 1.0  # a gate this close to closing may be closed at once
-SLACK = 1.01  # of the budget, before that happens
+SLACK, MOST = 1.01, 1.03  # of the budget, before that happens; and before any gate may be closed, the lowest first
 REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
 BETA_1, BETA_2, BETA_SCALE = 0.9, 0.99, 0.95
 
@@ -133,16 +133,20 @@ class Pressure(nn.Module):
     def _close_what_is_over(self, progress: float) -> None:
         gates = self.bank.log_alpha
         now = gates.detach().double().cpu().numpy()
-        limits = [SLACK * b for b in self.budgets(progress)]
-        if self._fits(now, limits):
-            return
-        near = np.flatnonzero((now > CLOSED_AT) & (now < CLOSED_AT + NEAR))
-        near = near[np.argsort(now[near], kind="stable")]
-        few, many = 0, near.size  # how many to close
-        while few < many:
-            middle = (few + many) // 2
-            few, many = (few, middle) if self._fits(_closed(now, near[:middle]), limits) else (middle + 1, many)
-        gates.copy_(torch.from_numpy(_closed(now, near[:few])).to(gates))
+        budgets, changed = self.budgets(progress), False
+        for slack, near in ((SLACK, NEAR), (MOST, math.inf)):
+            limits = [slack * b for b in budgets]
+            if self._fits(now, limits):
+                continue
+            which = np.flatnonzero((now > CLOSED_AT) & (now < CLOSED_AT + near))
+            which = which[np.argsort(now[which], kind="stable")]
+            few, many = 0, which.size  # how many to close
+            while few < many:
+                middle = (few + many) // 2
+                few, many = (few, middle) if self._fits(_closed(now, which[:middle]), limits) else (middle + 1, many)
+            now, changed = _closed(now, which[:few]), True
+        if changed:
+            gates.copy_(torch.from_numpy(now).to(gates))
 
     def _fits(self, log_alpha: Floats, limits: list[float]) -> bool:
         return all(cost <= limit for cost, limit in zip(self._cost(log_alpha), limits, strict=True))
@@ -168,6 +172,8 @@ class Pressure(nn.Module):
         place = gates.detach()
         p, alive = probability(place), place > CLOSED_AT
         heading = (place + self.speed * min(AHEAD, 1 - progress)).double().cpu().numpy()
+        if steps > 0 and scale == 0:  # gates that are fully open and not drawn feel nothing: any push is stronger
+            scale = 1.0
         push, total = torch.zeros_like(place), place.new_zeros(())
         budgets = self.budgets(min(progress + AHEAD, 1.0))
         for number, (cost, b) in enumerate(zip(self._cost(heading), budgets, strict=True)):

@@ -54,7 +54,7 @@ def compile_slim(
     write_in_place(slim.graph, slim.root, in_place)
     slim.graph.lint()
     module = fx.GraphModule(slim.root, slim.graph, type(model).__name__)
-    return module.train(model.training), slim.joins
+    return module, slim.joins
 
 
 def _write(node: fx.Node, slim: Slim) -> None:

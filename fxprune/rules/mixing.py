@@ -201,7 +201,7 @@ def cut_layer(
     made.weight = nn.Parameter(cut, weight_grad)
     if offset is not None:
         made.bias = nn.Parameter(offset.clone(), bias_grad)
-    return made.train(slim.model.training)
+    return made
 
 
 def _memory_format(weight: torch.Tensor) -> torch.memory_format:

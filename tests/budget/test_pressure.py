@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import fxprune
 from fxprune.errors import OptionError
@@ -56,13 +57,16 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
-def train(net: Wrapped, optimizer: torch.optim.Optimizer, steps: int = 160, factor: float = 1.0) -> list[Any]:
+def train(
+    net: Wrapped, optimizer: torch.optim.Optimizer, steps: int = 160, factor: float = 1.0,
+    run: Callable[[torch.Tensor], torch.Tensor] | None = None, after: Callable[[], None] = lambda: None,
+) -> list[Any]:  # fmt: skip
     """What it cost and what it was allowed to cost, at every twentieth of the steps."""
-    seen = []
+    seen, run = [], net if run is None else run
     for step in range(steps):
         net.progress = step / steps
         part = slice(32 * step % 256, 32 * step % 256 + 32)
-        loss = F.cross_entropy(net(X[part]), Y[part]) + net.budget_loss()
+        loss = F.cross_entropy(run(X[part]), Y[part]) + net.budget_loss()
         optimizer.zero_grad()
         (factor * loss).backward()
         if factor != 1:
@@ -70,6 +74,7 @@ def train(net: Wrapped, optimizer: torch.optim.Optimizer, steps: int = 160, fact
                 if parameter.grad is not None:
                     parameter.grad.div_(factor)
         optimizer.step()
+        after()
         if step % (steps // 20) == 0:
             seen.append((net.cost(), net.sliding_budget()))
     net.progress = 1.0
@@ -92,6 +97,45 @@ def test_the_budget_is_followed(name: str) -> None:
     check(net, train(net, OPTIMIZERS[name](net)))
     assert net.cost().volume >= 0.85 * net.full_cost().volume / 4
     assert bool(torch.isfinite(net.bank.log_alpha).all())
+
+
+@pytest.mark.parametrize("noise", ["sample", "none"])
+def test_other_noise(noise: str) -> None:
+    net = wrapped_net(1 / 4)
+    net.bank.noise = noise
+    check(net, train(net, OPTIMIZERS["adam"](net)))
+    assert net.cost().volume >= 0.7 * net.full_cost().volume / 4
+
+
+def test_under_autocast() -> None:
+    net = wrapped_net(1 / 4)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return net(x).float()
+
+    check(net, train(net, OPTIMIZERS["adam"](net), run=run))
+    assert net.bank.log_alpha.dtype == torch.float32
+
+
+def test_compiled_gates_move_as_others_do() -> None:
+    nets = [wrapped_net(), wrapped_net()]
+    torch._dynamo.reset()
+    for net, run in zip(nets, (nets[0], torch.compile(nets[1], backend="aot_eager", fullgraph=True)), strict=True):
+        torch.manual_seed(1)
+        train(net, OPTIMIZERS["sgd"](net), steps=20, run=run)
+    torch.testing.assert_close(nets[0].bank.log_alpha, nets[1].bank.log_alpha)
+
+
+def test_a_moving_average_is_exported() -> None:
+    net = wrapped_net(1 / 4)
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    train(net, OPTIMIZERS["adam"](net), after=lambda: average.update_parameters(net))
+    followed = average.module
+    assert isinstance(followed, Wrapped) and not torch.equal(followed.bank.log_alpha, net.bank.log_alpha)
+    slim = fxprune.export(followed.harden().eval())
+    assert slim.report.after["volume"] <= net.full_cost().volume / 4
+    torch.testing.assert_close(slim(X[:4]), followed(X[:4]))
 
 
 @pytest.mark.parametrize("schedule", ["linear", "exponential"])

@@ -1,0 +1,291 @@
+"""BAR on CIFAR-10, small: is every net on budget, how accurate is it, and how closely does training follow the budget?
+
+    python benchmarks/cifar.py --data cifar10.npz [--runs FOLDER] [--jobs 2] [--validate] [--out results/cifar]
+
+ResNet-8 (32/64/128 channels), the first 10,000 training pictures, batches of 64. A teacher per seed learns for 16
+epochs; ``fxprune.prune`` then takes 12: 4 of pruning and 8 of fine-tuning the slim net, the last at a tenth of the
+learning rate. Budgets 1/2 to 1/16 of the volume, three seeds, Adam and SGD; all that belongs to gates and budget is a
+default. Learning rates, weight decay, augmentation and the split of the epochs were chosen on training pictures 10,000
+to 20,000 (``--validate`` tells the accuracy on them), never on test pictures.
+
+The data is an .npz of train_x, train_y, test_x, test_y (uint8 N x 3 x 32 x 32, and labels), or the folder of
+torchvision's CIFAR10. Each run is a process of one thread with a folder of its own: a benchmark that was cut off goes
+on where it was when it is started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import track
+from torch import nn
+
+from timing import machine
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from models import resnet8
+
+import fxprune
+
+RESULT = Path(__file__).parent / "results" / "cifar"
+BUDGETS = {"1/2": 1 / 2, "1/4": 1 / 4, "1/8": 1 / 8, "1/16": 1 / 16}
+SEEDS = (0, 1, 2)
+EPOCHS = (4, 7, 1)
+BATCH = 64
+TRIAL = {"1/2": 70.9, "1/4": 68.1, "1/8": 61.3, "1/16": 53.3}  # a first trial of the method, one seed
+OPTIMIZERS = {
+    "adam": lambda groups: torch.optim.Adam(groups, lr=1e-2, weight_decay=1e-4),
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4),
+}
+MEAN, STD = (torch.tensor(v).reshape(1, 3, 1, 1) for v in ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]))
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def pictures(path: str) -> dict[str, Pair]:
+    """train: 10,000; val: 10,000 others; test: all."""
+    if path.endswith(".npz"):
+        with np.load(path) as arrays:
+            found = {name: (arrays[f"{name}_x"], arrays[f"{name}_y"]) for name in ("train", "test")}
+    else:
+        from torchvision.datasets import CIFAR10
+
+        sets = {"train": CIFAR10(path, train=True), "test": CIFAR10(path, train=False)}
+        found = {name: (data.data.transpose(0, 3, 1, 2), np.array(data.targets)) for name, data in sets.items()}
+    parts = [("train", "train", slice(10_000)), ("val", "train", slice(10_000, 20_000)), ("test", "test", slice(None))]
+    made = {}
+    for name, source, part in parts:
+        x, y = (torch.from_numpy(np.ascontiguousarray(array[part])) for array in found[source])
+        made[name] = ((x.float() / 255 - MEAN) / STD, y.long())
+    return made
+
+
+class Loader:
+    """Shuffled batches, mirrored and (for the teacher) shifted at random. All draws come from torch's generator."""
+
+    def __init__(self, data: Pair, batch: int, training: bool = False, shift: int = 0) -> None:
+        (self.x, self.y), self.batch, self.training, self.shift = data, batch, training, shift
+
+    def __len__(self) -> int:
+        return len(self.x) // self.batch
+
+    def __iter__(self) -> Iterator[Pair]:
+        order = torch.randperm(len(self.x)) if self.training else torch.arange(len(self.x))
+        for number in range(len(self)):
+            which = order[number * self.batch : (number + 1) * self.batch]
+            x = self.x[which]
+            yield (self._changed(x) if self.training else x), self.y[which]
+
+    def _changed(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x)
+        if self.shift == 0:
+            return x
+        down, right = torch.randint(0, 2 * self.shift + 1, (2, len(x), 1))
+        wide, along = F.pad(x, [self.shift] * 4), torch.arange(x.shape[2])
+        rows, columns = (down + along)[:, None, :, None], (right + along)[:, None, None, :]
+        return wide[torch.arange(len(x))[:, None, None, None], torch.arange(3)[None, :, None, None], rows, columns]
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, data: Pair) -> float:
+    net.eval()
+    right = [(net(x).argmax(1) == y).float() for x, y in Loader(data, 500)]
+    return round(100 * float(torch.cat(right).mean()), 2)
+
+
+def teacher(folder: Path, seed: int, data: dict[str, Pair]) -> nn.Module:
+    """Adam, 12 epochs at 1e-3 and 4 at 1e-4, with shifts: it can overfit, which the nets pruned from it cannot."""
+    file = folder / f"teacher-{seed}.pt"
+    torch.manual_seed(seed)
+    net = resnet8()
+    if file.exists():
+        net.load_state_dict(torch.load(file))
+        return net.eval()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=5e-4)
+    for epoch in range(16):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 if epoch < 12 else 1e-4
+        for x, y in Loader(data["train"], BATCH, training=True, shift=4):
+            optimizer.zero_grad()
+            F.cross_entropy(net.train()(x), y).backward()
+            optimizer.step()
+    torch.save(net.state_dict(), file.with_suffix(".part"))
+    os.replace(file.with_suffix(".part"), file)
+    return net.eval()
+
+
+def one(options: argparse.Namespace) -> None:
+    """One run, in a process of its own: its row is printed as JSON."""
+    torch.set_num_threads(1)
+    optimizer, budget, seed = options.one.split(",")
+    data = pictures(options.data)
+    folder = Path(options.runs)
+    net = teacher(folder, int(seed), data)
+    if optimizer == "teacher":
+        print(json.dumps({"optimizer": "teacher", "seed": int(seed), **scores(net, data)}))
+        return
+    begin = time.perf_counter()
+    watched = Loader(tuple(part[:2000] for part in data["val"]), 500)  # type: ignore[arg-type]
+    pruned = fxprune.prune(
+        net, Loader(data["train"], BATCH, training=True), watched, budget=BUDGETS[budget], epochs=EPOCHS,
+        optimizer=OPTIMIZERS[optimizer], seed=int(seed), progress=False,
+        run=folder / f"{optimizer}-{budget.replace('/', '_')}-{seed}",
+    )  # fmt: skip
+    assert pruned.run is not None
+    rows = [json.loads(line) for line in (pruned.run / "log.jsonl").read_text().splitlines()]
+    steps = EPOCHS[0] * len(Loader(data["train"], BATCH))
+    cost = pruned.report["cost"]
+    row = {
+        "optimizer": optimizer,
+        "budget": budget,
+        "seed": int(seed),
+        **scores(pruned.slim, data),
+        "hardened": pruned.report["accuracy"]["hardened"],
+        "exported": pruned.report["accuracy"]["exported"],
+        "volume": cost["volume"]["after"] / (BUDGETS[budget] * cost["volume"]["before"]),
+        "flop_factor": round(cost["flops"]["before"] / cost["flops"]["after"], 1),
+        "widths": pruned.report["widths"],
+        "error": pruned.report["error"],
+        "curve": [(round(r["step"] / steps, 4), r["V"], r["b"]) for r in rows if r["phase"] == "prune"],
+        "minutes": round((time.perf_counter() - begin) / 60, 2),
+    }
+    print(json.dumps(row))
+
+
+def scores(net: nn.Module, data: dict[str, Pair]) -> dict[str, float]:
+    return {"val": accuracy(net, data["val"]), "test": accuracy(net, data["test"])}
+
+
+def process(options: argparse.Namespace, key: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--data", options.data, "--runs", str(options.runs), "--one", key]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{key}: {done.stderr[-2000:]}")
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def key_of(row: dict[str, Any]) -> str:
+    return ",".join(str(row.get(name, "")) for name in ("optimizer", "budget", "seed"))
+
+
+def all_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Those that a file does not hold yet, ``jobs`` at a time."""
+    file = options.runs / "rows.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    had = {key_of(row) for row in rows}
+    teachers = [f"teacher,,{seed}" for seed in SEEDS]
+    others = [f"{name},{budget},{seed}" for seed in SEEDS for budget in reversed(BUDGETS) for name in OPTIMIZERS]
+    for keys in (teachers, others):
+        left = [key for key in keys if key not in had]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for row in track(pool.map(lambda key: process(options, key), left), "runs", total=len(left)):
+                rows.append(row)
+                with file.open("a") as out:
+                    out.write(json.dumps(row) + "\n")
+    return rows
+
+
+def follows(row: dict[str, Any], largest: int = 256) -> float:
+    """By how much V exceeds 1.03 b and one channel of the largest area, at most; negative where it never does."""
+    return max((cost - 1.03 * b - largest) / b for _, cost, b in row["curve"])
+
+
+def markdown(rows: list[dict[str, Any]], options: argparse.Namespace, command: str) -> str:
+    which = "val" if options.validate else "test"
+    taught = [row[which] for row in rows if row["optimizer"] == "teacher"]
+    head = ("optimizer", "budget", f"{which} accuracy %", "each seed", "trial", "FLOP factor", "volume / budget",
+            "V / b before harden", "follows b", "hardened = exported")  # fmt: skip
+    lines = ["# BAR on CIFAR-10: ResNet-8, 10,000 pictures, 12 epochs", "", f"`{command}`", ""]
+    lines += [f"Teachers (16 epochs): {', '.join(f'{value:.1f}' for value in taught)} %.", ""]
+    lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for name in OPTIMIZERS:
+        for budget in BUDGETS:
+            some = [row for row in rows if row["optimizer"] == name and row.get("budget") == budget]
+            if not some:
+                continue
+            values = [row[which] for row in some]
+            last = [row["curve"][-1][1] / row["curve"][-1][2] for row in some]
+            lines.append("| " + " | ".join([
+                name, budget, f"{statistics.mean(values):.1f}", ", ".join(f"{value:.1f}" for value in values),
+                str(TRIAL[budget]), ", ".join(f"{row['flop_factor']:.0f}" for row in some),
+                f"{min(row['volume'] for row in some):.4f} to {max(row['volume'] for row in some):.4f}",
+                f"{min(last):.2f} to {max(last):.2f}", "yes" if max(map(follows, some)) <= 0 else "NO",
+                "yes" if all(row["hardened"] == row["exported"] for row in some) else "NO",
+            ]) + " |")  # fmt: skip
+    lines += ["", "*follows b*: V <= 1.03 b + one channel of the largest area, at every tenth of an epoch. *hardened =",
+              "exported*: the same accuracy on 2,000 pictures. *trial*: a first, separate one, one seed.",
+              "", f"The pictures are a JPEG re-encoding of CIFAR-10 where the .npz was made of one. {machine()}",
+              "", "![V against b](cifar.png)", ""]  # fmt: skip
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], out: Path) -> None:
+    """V against the sliding b, a panel per optimizer and budget."""
+    try:
+        import matplotlib
+    except ImportError:
+        Console().print("no plot: pip install 'fxprune[plots]'")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        len(OPTIMIZERS), len(BUDGETS), figsize=(14, 6), sharex=True, squeeze=False, layout="constrained"
+    )
+    for line, name in zip(panels, OPTIMIZERS, strict=True):
+        for panel, budget in zip(line, BUDGETS, strict=True):
+            some = [row for row in rows if row["optimizer"] == name and row.get("budget") == budget]
+            for row in some:
+                steps, costs, _ = zip(*row["curve"], strict=True)
+                panel.plot(steps, costs, linewidth=1, label=f"V, seed {row['seed']}")
+            for row in some[:1]:
+                steps, _, limits = zip(*row["curve"], strict=True)
+                panel.plot(steps, limits, "k--", linewidth=1, label="b")
+            panel.set(title=f"{name}, {budget}", yscale="log")
+    panels[0][0].legend()
+    figure.supxlabel("progress of the pruning phase")
+    figure.supylabel("volume")
+    for suffix in (".png", ".svg"):
+        figure.savefig(out.with_suffix(suffix), dpi=110, metadata={"Date": None} if suffix == ".svg" else None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data", default=os.environ.get("FXPRUNE_CIFAR10"), help="also from FXPRUNE_CIFAR10")
+    parser.add_argument("--runs", type=Path, default=Path("runs/cifar"), help="where the runs are kept")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once, a thread each")
+    parser.add_argument("--validate", action="store_true", help="tell the accuracy on the validation pictures")
+    parser.add_argument("--out", type=Path, default=RESULT, help="without suffix: .jsonl, .md, .png, .svg are written")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.data:
+        parser.error("no pictures: give --data cifar10.npz, or the folder of torchvision's CIFAR10")
+    options.runs.mkdir(parents=True, exist_ok=True)
+    if options.one:
+        one(options)
+        return
+    rows = all_runs(options)
+    command = f"python benchmarks/cifar.py --data cifar10.npz --jobs {options.jobs}"
+    options.out.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in sorted(rows, key=key_of)))
+    options.out.with_suffix(".md").write_text(markdown(rows, options, command))
+    plot(rows, options.out)
+    Console().print(options.out.with_suffix(".md").read_text(), markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()
