@@ -162,7 +162,7 @@ def test_other_peoples_code_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "named"), [("untraceable", "'2' is a tests.models.DataDependent"), ("wrapped_function", "odd_function")]
+    ("name", "named"), [("untraceable", "'2' is a tests.models.python.Data"), ("wrapped_function", "odd_function")]
 )
 def test_code_that_is_not_torchs(name: str, named: str, tmp_path: Path) -> None:
     slim, _, _ = slim_of(name)
