@@ -53,7 +53,7 @@ def markdown(pieces: list[Piece]) -> str:
     lines = [
         "# Random nets", "",
         "Made by `python benchmarks/fuzz.py`; do not edit.", "",
-        "Random programs of parts (tests/programs.py), every parameter and buffer random, float64. Each net is",
+        "Random programs of parts (tests/programs), every parameter and buffer random, float64. Each net is",
         "wrapped, compared with the original, hardened to random masks, exported, and compared again at several batch",
         "and image sizes (max|difference| / max|output| at most 1e-9); its convolutions must cost what `cost()` says.",
         "A ninth of the nets each is also exported with regular blocks, pruned a second time, or run backwards.", "",

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from tests.programs import (
+from tests.programs.layers import (
     Act,
     Affine,
-    Cat,
     ChannelsLast,
     Conv,
     Depthwise,
     GroupNorm,
     InPlace,
     LayerNorm,
-    Mul,
     Norm,
-    PadChannels,
     PerChannel,
-    Program,
     Reuse,
-    Shuffle,
-    Split,
-    SqueezeExcite,
-    Where,
 )
+from tests.programs.program import Program
+from tests.programs.wiring import Cat, Mul, PadChannels, Shuffle, Split, SqueezeExcite, Where
 
 PROGRAMS: dict[str, Program] = {
     # a regular block was to compute channels of a layer whose input is dead (a multiple of nine also goes that way)

@@ -84,12 +84,12 @@ def test_refusals(name: str) -> None:
 
 def test_programs_can_be_pasted() -> None:
     """The repr of a program is the program."""
-    import tests.programs as module
+    from tests.programs import drawing
 
     @seed(0)
     @settings(max_examples=20, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     @given(programs())
     def run(program: Program) -> None:
-        assert eval(repr(program), vars(module)) == program
+        assert eval(repr(program), vars(drawing)) == program
 
     run()

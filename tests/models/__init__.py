@@ -9,7 +9,8 @@ from importlib import import_module
 
 from tests.models.case import ZOO, Case, leaves, randomise
 
-for _section in "chains residual concatenation attention groups norms resolution sharing python".split():
+SECTIONS = ("chains", "residual", "concatenation", "attention", "groups", "norms", "resolution", "sharing", "python")
+for _section in SECTIONS:
     import_module(f"tests.models.{_section}")  # registers its nets
 
 __all__ = ["ZOO", "Case", "leaves", "randomise"]
