@@ -13,10 +13,12 @@ from rich.console import Console
 from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
+from fxprune.budget.schedule import SCHEDULES
 from fxprune.budget.target import Share, Target
 from fxprune.emit.folder import read, write
-from fxprune.errors import ModelError, OptionError
+from fxprune.errors import ModelError, OptionError, check_choice
 from fxprune.inspection import Inspection, describe
+from fxprune.layers import NOISES
 from fxprune.passes.analysis import analyse
 from fxprune.passes.fuse import fuse_batch_norms
 from fxprune.passes.verify import verify as verify_slim
@@ -34,22 +36,28 @@ def wrap(
     metric: str = "volume",
     ignore: Sequence[str] = (),
     leaf: Sequence[str | type] = (),
+    noise: str = "batch",
+    schedule: str = "sigmoid",
 ) -> Wrapped:
     """A copy of ``model`` with a gate on every prunable channel; the model itself is not touched.
 
     ``budget`` is a fraction of the full cost in (0, 1] (``"1/8"`` and ``"12.5%"`` are fine, too), or several:
     ``{"volume": 1/8, "flops": 1/20}``; ``metric`` is ``"volume"``, ``"flops"`` or ``"params"``. Gates start fully open.
-    Without ``example_inputs`` the areas of the feature maps are read off the first forward pass.
+    Without ``example_inputs`` the areas of the feature maps are read off the first forward pass. While training, gates
+    are drawn per ``"batch"``, per ``"sample"`` or not at all (``noise="none"``), and the budget slides to its target
+    along a ``schedule``: ``"sigmoid"``, ``"linear"`` or ``"exponential"``.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
     >>> wrapped = wrap(net, budget=1/2)
     >>> list(wrapped.gates), len(wrapped.gates["0"])
     (['0'], 8)
     """
+    check_choice("noise", noise, NOISES)
+    check_choice("schedule", schedule, SCHEDULES)
     target = Target.of(budget, metric)
     analysis = analyse(model, example_inputs, ignore=tuple(ignore), leaf=tuple(leaf))
     options = {"ignore": tuple(ignore), "leaf": tuple(leaf), "guessed": example_inputs is None}
-    return Wrapped(model, analysis, target, options)
+    return Wrapped(model, analysis, target, {**options, "noise": noise, "schedule": schedule})
 
 
 def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False, verify: bool = True) -> fx.GraphModule:
@@ -66,8 +74,7 @@ def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False,
     >>> slim.report.after["volume"] <= slim.report.before["volume"] / 2
     True
     """
-    if connectivity not in ("mixed", "dense", "auto"):
-        raise OptionError(f"connectivity={connectivity!r} is unknown", fix='use "mixed", "dense" or "auto"')
+    check_choice("connectivity", connectivity, ("mixed", "dense", "auto"))
     if not isinstance(wrapped, Wrapped):
         raise OptionError(
             f"export() takes a wrapped network, not {type(wrapped).__name__}", fix="call fxprune.wrap first"
@@ -138,9 +145,8 @@ def prune(
         three(epochs), method, teacher, optimizer or adam, loss, metric_fn, noise, schedule, alpha, temperature, seed,
         checkpoint_minutes,
     )  # fmt: skip
-    tools = Tools(
-        lambda net, example: wrap(net, budget, example_inputs=example, metric=metric, ignore=ignore, leaf=leaf), export
-    )
+    how: dict[str, Any] = {"metric": metric, "ignore": ignore, "leaf": leaf, "noise": noise, "schedule": schedule}
+    tools = Tools(lambda net, example: wrap(net, budget, example_inputs=example, **how), export)
     console = progress if isinstance(progress, Console) else Console() if progress else None
     return run_all(
         model, train, val, settings, tools,

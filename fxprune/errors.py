@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 
 class FxPruneError(Exception):
     """Base of all errors raised on purpose.
@@ -60,3 +63,15 @@ class DataError(FxPruneError):
 
 class TrainingError(FxPruneError):
     """Training cannot go on: the loss is not a number any more."""
+
+
+def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
+    """
+    >>> check_choice("noise", "loud", ("batch", "none"))
+    Traceback (most recent call last):
+    fxprune.errors.OptionError: noise='loud' is unknown
+      fix: write one of 'batch', 'none'
+    """
+    choices = tuple(known)
+    if not isinstance(value, str) or value not in choices:
+        raise OptionError(f"{name}={value!r} is unknown", fix=f"write one of {', '.join(map(repr, choices))}")

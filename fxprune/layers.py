@@ -14,6 +14,7 @@ from fxprune.ids import OPEN, IdTable
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
+NOISES = ("batch", "sample", "none")
 OPEN_AT = 2.5  # a gate starts fully open: the wrapped net computes what the original computes
 
 

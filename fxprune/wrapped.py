@@ -62,6 +62,7 @@ class Wrapped(fx.GraphModule):
         if options["guessed"]:
             self._first_forward = self.register_forward_pre_hook(Wrapped._measure, with_kwargs=True)
         self.add_module(PRESSURE, Pressure(self.bank, target, lambda: self.analysis))
+        self.bank.noise, self.pressure.schedule = options["noise"], options["schedule"]
         self._progress: float | None = None
         # What a process saw of its part of the batch is its own, whatever DistributedDataParallel does with buffers.
         self._ddp_params_and_buffers_to_ignore = [f"{PRESSURE}.{name}" for name, _ in self.pressure.named_buffers()]
@@ -276,16 +277,20 @@ class Wrapped(fx.GraphModule):
         return model
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
-        made = Wrapped(self.unwrap(), self._analysis, self.target, dict(self.options))
+        made = Wrapped(self.unwrap(), self._analysis, self.target, self._options())
         made.load_state_dict(self.state_dict())
         for name, parameter in self.named_parameters():
             made.get_parameter(name).requires_grad_(parameter.requires_grad)
         memo[id(self)] = made
         return made
 
+    def _options(self) -> dict[str, Any]:
+        """Those that it was made with, as they are now."""
+        return {**self.options, "noise": self.bank.noise, "schedule": self.pressure.schedule}
+
     def __reduce__(self) -> Any:
         args, kwargs = self._analysis.channels.trace.example
-        return _rebuild, (self.unwrap(), args, kwargs, self.target, self.options, self.state_dict())
+        return _rebuild, (self.unwrap(), args, kwargs, self.target, self._options(), self.state_dict())
 
 
 def present_ids(wrapped: Wrapped, connectivity: str) -> Bools:

@@ -134,7 +134,6 @@ class _Pruning:
             self.kept["accuracy"]["before"] = self.trainer.evaluate(self.base)
             self._tell("before pruning", "before")
         wrapped = self.tools.wrap(self.base, self.example)
-        wrapped.bank.noise, wrapped.pressure.schedule = self.settings.noise, self.settings.schedule
         if "hardened" not in self.kept:
             self._prune(wrapped, teaching)
             if self.run is not None:

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fxprune.budget.schedule import SCHEDULES
-from fxprune.errors import OptionError
+from fxprune.errors import OptionError, check_choice
+from fxprune.layers import NOISES
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.teaching import takes_teacher
 
 METHODS = ("bar",)
-NOISES = ("batch", "sample", "none")
 TEACHERS = ("self", "train")
 Groups = list[dict[str, Any]]
 MakeOptimizer = Callable[[Groups], torch.optim.Optimizer]
@@ -45,12 +45,12 @@ class Settings:
     checkpoint_minutes: float
 
     def check(self) -> None:
-        _check_choice("method", self.method, METHODS)
-        _check_choice("noise", self.noise, NOISES)
-        _check_choice("schedule", self.schedule, tuple(SCHEDULES))
+        check_choice("method", self.method, METHODS)
+        check_choice("noise", self.noise, NOISES)
+        check_choice("schedule", self.schedule, SCHEDULES)
         _check_epochs(self.epochs)
         if isinstance(self.teacher, str):
-            _check_choice("teacher", self.teacher, TEACHERS)
+            check_choice("teacher", self.teacher, TEACHERS)
         elif not isinstance(self.teacher, (nn.Module, CachedTeacher, type(None))):
             raise OptionError(
                 f"teacher is of type {type(self.teacher).__name__}",
@@ -100,11 +100,6 @@ def three(epochs: Any) -> tuple[int, int, int]:
     """As a tuple, whatever sequence it came in; ``check`` looks at what is in it."""
     given: Any = epochs
     return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else given
-
-
-def _check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise OptionError(f"{name}={value!r} is unknown", fix=f"write one of {', '.join(map(repr, known))}")
 
 
 def _check_epochs(epochs: Any) -> None:

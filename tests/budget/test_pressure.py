@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -101,8 +102,7 @@ def test_the_budget_is_followed(name: str) -> None:
 
 @pytest.mark.parametrize("noise", ["sample", "none"])
 def test_other_noise(noise: str) -> None:
-    net = wrapped_net(1 / 4)
-    net.bank.noise = noise
+    net = wrapped_net(1 / 4, noise=noise)
     check(net, train(net, OPTIMIZERS["adam"](net)))
     assert net.cost().volume >= 0.7 * net.full_cost().volume / 4
 
@@ -140,8 +140,7 @@ def test_a_moving_average_is_exported() -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "exponential"])
 def test_other_schedules(schedule: str) -> None:
-    net = wrapped_net(1 / 3)
-    net.pressure.schedule = schedule
+    net = wrapped_net(1 / 3, schedule=schedule)
     seen = train(net, OPTIMIZERS["adam"](net))
     assert net.cost().volume <= 1.1 * net.full_cost().volume / 3
     assert seen[10][1]["volume"] < wrapped_net().full_cost().volume
@@ -222,8 +221,17 @@ def test_nothing_presses_on_a_hardened_net() -> None:
     assert (net.masks() == before).all()
 
 
+def test_copies_keep_noise_and_schedule() -> None:
+    net = wrapped_net(noise="sample", schedule="linear")
+    for made in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert (made.bank.noise, made.pressure.schedule) == ("sample", "linear")
+
+
 def test_mistakes() -> None:
     net = wrapped_net()
+    for name in ("noise", "schedule"):
+        with pytest.raises(OptionError, match=f"{name}='loud' is unknown\n.*fix: write one of '"):
+            wrapped_net(**{name: "loud"})
     with pytest.raises(OptionError, match=r"how far training is"):
         net.budget_loss()
     for value in (-0.1, 1.5, float("nan")):
