@@ -17,7 +17,7 @@ env: $(STAMP)  ## Create .venv with everything needed for development
 $(STAMP): setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev,onnx]'
+	$(PIP) -e '.[dev,onnx,plots]'
 	$(PIP) requests
 	$(PIP) --no-deps torchvision pytorchcv torch-pruning
 	touch $@
@@ -35,9 +35,11 @@ zoo: $(STAMP)  ## Run over the model zoos (long)
 fuzz: $(STAMP)  ## Run the randomized tests (long)
 	$(BIN)/python -m pytest -m fuzz
 
-bench: $(STAMP)  ## Measure how long analysis and export take
+bench: $(STAMP)  ## Measure times of analysis, export and training steps, and how training follows the budget
 	$(BIN)/python benchmarks/analysis_time.py
 	$(BIN)/python benchmarks/export_time.py
+	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/follow.py
 
 demo: $(STAMP)  ## Train and prune a residual net on real handwriting
 	$(BIN)/fxprune inspect examples/models.py:resnet8 --input 1x3x16x16

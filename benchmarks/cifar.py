@@ -49,7 +49,7 @@ EPOCHS = (4, 7, 1)
 BATCH = 64
 TRIAL = {"1/2": 70.9, "1/4": 68.1, "1/8": 61.3, "1/16": 53.3}  # a first trial of the method, one seed
 OPTIMIZERS = {
-    "adam": lambda groups: torch.optim.Adam(groups, lr=1e-2, weight_decay=1e-4),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=6e-3, weight_decay=1e-4),
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4),
 }
 MEAN, STD = (torch.tensor(v).reshape(1, 3, 1, 1) for v in ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]))
@@ -189,7 +189,7 @@ def all_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     had = {key_of(row) for row in rows}
     teachers = [f"teacher,,{seed}" for seed in SEEDS]
-    others = [f"{name},{budget},{seed}" for seed in SEEDS for budget in reversed(BUDGETS) for name in OPTIMIZERS]
+    others = [f"{name},{budget},{seed}" for seed in SEEDS for budget in reversed(BUDGETS) for name in options.only]
     for keys in (teachers, others):
         left = [key for key in keys if key not in had]
         with ThreadPoolExecutor(options.jobs) as pool:
@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("FXPRUNE_CIFAR10"), help="also from FXPRUNE_CIFAR10")
     parser.add_argument("--runs", type=Path, default=Path("runs/cifar"), help="where the runs are kept")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, a thread each")
+    parser.add_argument("--only", nargs="*", choices=OPTIMIZERS, default=list(OPTIMIZERS), help="these optimizers now")
     parser.add_argument("--validate", action="store_true", help="tell the accuracy on the validation pictures")
     parser.add_argument("--out", type=Path, default=RESULT, help="without suffix: .jsonl, .md, .png, .svg are written")
     parser.add_argument("--one", help=argparse.SUPPRESS)

@@ -8,12 +8,14 @@ loss. Here λ is found while training:
   is heading is read off the speed of the gates, since a gate takes a while from fully open to closed;
 * gates take steps of their own, normalised like Adam's and measured in progress, not in learning rates: whatever
   optimizer holds them and however long training is, a gate can cross its range several times, and none runs away;
-* what is still over budget is closed at once, if it is about to close anyway; far over it, whoever comes next.
+* what is still over budget is closed at once, if it is about to close anyway; far over it, whoever comes next; and far
+  under it gates are opened again.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -27,20 +29,25 @@ from fxprune.budget.barrier import CEILING, barrier
 from fxprune.budget.cost import Cost, CostModel
 from fxprune.budget.schedule import sliding
 from fxprune.budget.target import Target
+from fxprune.errors import OptionError
 from fxprune.layers import CLOSED_AT, GateBank, probability
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 SPEED = 50.0  # how far a gate can travel from progress 0 to 1
+LARGEST = 0.2  # step of a gate, however short the run: with less to go by, fewer cross together
 LOWEST, HIGHEST = -4.0, 3.0  # beyond that a gate would feel nothing any more
 AHEAD = 0.04  # of progress: where the network is heading
 SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
 MARGIN = 0.1  # of the budget: half the width of the barrier
 FIRST_PRICE, GAIN = 0.3, 125.0
+SHUT = 0.02  # beside the threshold: where a gate is put that is closed or opened at once
 NEAR = 1.0  # a gate this close to closing may be closed at once
 SLACK, MOST = 1.01, 1.03  # of the budget, before that happens; and before any gate may be closed, the lowest first
+LEAST = 0.8  # of the budget: below it gates are opened again, the highest first
 REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
+CAUTION = 0.3  # 0: every gate moves as fast, 1: inversely to the size of its gradient
 BETA_1, BETA_2, BETA_SCALE = 0.9, 0.99, 0.95
 
 
@@ -82,11 +89,17 @@ class Pressure(nn.Module):
         # progress at the last step and at the last loss, steps, scale of the data loss's gradient, backward passes and
         # how often the push entered them since the last step, a price per limit
         self.register_buffer("dials", torch.tensor([0.0] * 6 + [FIRST_PRICE] * len(target.limits)).double())
-        bank.log_alpha.register_hook(self._see)
+        self._seen_by: Any = None  # the parameter that has our hook, by a weak reference
 
     bank: GateBank
 
     # ------------------------------------------------------------ the gates' own steps
+
+    def _watch(self, gates: nn.Parameter) -> None:
+        """Loading a state dict or moving a module may put another parameter in its place."""
+        if self._seen_by is None or self._seen_by() is not gates:
+            gates.register_hook(self._see)
+            self._seen_by = weakref.ref(gates)
 
     def _see(self, gradient: torch.Tensor) -> None:
         """Every backward pass comes by here, also in micro-batches."""
@@ -115,10 +128,12 @@ class Pressure(nn.Module):
         self.mean.lerp_(gradient, 1 - BETA_1)
         self.square.lerp_(gradient.square(), 1 - BETA_2)
         root = (self.square / (1 - BETA_2**steps)).sqrt() + 1e-30
+        if data.numel():  # those that matter more are moved more carefully
+            root = root * (root / root[gates > CLOSED_AT].square().mean().sqrt()) ** CAUTION
         direction = (self.mean / (1 - BETA_1**steps) / root).clamp(-1, 1)
-        gates.sub_(min(SPEED * passed, NEAR) * direction).clamp_(LOWEST, HIGHEST)
+        gates.sub_(min(SPEED * passed, LARGEST) * direction).clamp_(LOWEST, HIGHEST)
         self.speed.lerp_((gates - self.place) / passed, 1 - math.exp(-passed / SMOOTH))
-        self._close_what_is_over(progress)
+        self._correct(progress)
         self.place.copy_(gates)
         self.dials[2] = steps
         self.dials[3] = size if steps == 1 else BETA_SCALE * scale + (1 - BETA_SCALE) * size
@@ -130,23 +145,36 @@ class Pressure(nn.Module):
             gradient = gradient / dist.get_world_size()
         return gradient
 
-    def _close_what_is_over(self, progress: float) -> None:
-        gates = self.bank.log_alpha
-        now = gates.detach().double().cpu().numpy()
-        budgets, changed = self.budgets(progress), False
-        for slack, near in ((SLACK, NEAR), (MOST, math.inf)):
-            limits = [slack * b for b in budgets]
-            if self._fits(now, limits):
-                continue
-            which = np.flatnonzero((now > CLOSED_AT) & (now < CLOSED_AT + near))
-            which = which[np.argsort(now[which], kind="stable")]
-            few, many = 0, which.size  # how many to close
-            while few < many:
-                middle = (few + many) // 2
-                few, many = (few, middle) if self._fits(_closed(now, which[:middle]), limits) else (middle + 1, many)
-            now, changed = _closed(now, which[:few]), True
-        if changed:
-            gates.copy_(torch.from_numpy(now).to(gates))
+    def _correct(self, progress: float) -> None:
+        """Close what is over the budget, open again what is far under it."""
+        now = self.bank.log_alpha.detach().double().cpu().numpy()
+        budgets = self.budgets(progress)
+        moved = self._closed(now, budgets, SLACK, NEAR)
+        moved = self._closed(moved, budgets, MOST, math.inf)
+        moved = self._opened(moved, budgets)
+        if moved is not now:
+            self.bank.log_alpha.copy_(torch.from_numpy(moved).to(self.bank.log_alpha))
+
+    def _closed(self, now: Floats, budgets: list[float], slack: float, near: float) -> Floats:
+        """As few gates within ``near`` of closing as bring the cost under ``slack`` times the budgets."""
+        limits = [slack * b for b in budgets]
+        if self._fits(now, limits):
+            return now
+        which = np.flatnonzero((now > CLOSED_AT) & (now < CLOSED_AT + near))
+        which = which[np.argsort(now[which], kind="stable")]
+        count = _first(which.size, lambda count: self._fits(_put(now, which[:count], -SHUT), limits))
+        return _put(now, which[:count], -SHUT)
+
+    def _opened(self, now: Floats, budgets: list[float]) -> Floats:
+        """As few gates as bring the cost over ``LEAST`` of a budget."""
+        limits = [LEAST * b for b in budgets]
+        if not self._fits(now, limits):
+            return now
+        which = np.flatnonzero(now <= CLOSED_AT)
+        which = which[np.argsort(-now[which], kind="stable")]
+        count = _first(which.size, lambda count: not self._fits(_put(now, which[:count], SHUT), limits))
+        moved = _put(now, which[:count], SHUT)
+        return moved if self._fits(moved, [SLACK * b for b in budgets]) else now  # a gate may bring a whole block back
 
     def _fits(self, log_alpha: Floats, limits: list[float]) -> bool:
         return all(cost <= limit for cost, limit in zip(self._cost(log_alpha), limits, strict=True))
@@ -166,6 +194,12 @@ class Pressure(nn.Module):
     def loss(self) -> torch.Tensor:
         """λ f L_S / V_F, summed over the limits; its gradient presses on the gates."""
         gates = self.bank.log_alpha
+        if not gates.requires_grad:
+            raise OptionError(
+                "the gates are frozen, so the budget cannot move them",
+                fix="write net.bank.log_alpha.requires_grad_(True) after freezing what you meant to freeze",
+            )
+        self._watch(gates)
         progress, last, steps, scale, _, _, *prices = self.dials.tolist()
         if steps % REFRESH == 0 or not bool(self.weights.any()):
             self._weigh()
@@ -214,7 +248,21 @@ class _Press(torch.autograd.Function):
         return ctx.push * asked, None, None, None
 
 
-def _closed(log_alpha: Floats, which: npt.NDArray[np.int64]) -> Floats:
-    closed: Floats = log_alpha.copy()
-    closed[which] = CLOSED_AT - 0.02
-    return closed
+def _put(log_alpha: Floats, which: npt.NDArray[np.int64], where: float) -> Floats:
+    """These gates beside the threshold."""
+    moved: Floats = log_alpha.copy()
+    moved[which] = CLOSED_AT + where
+    return moved
+
+
+def _first(most: int, holds: Callable[[int], bool]) -> int:
+    """The smallest count from which on it holds, ``most`` if it never does.
+
+    >>> _first(100, lambda count: count >= 37)
+    37
+    """
+    least = 0
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if holds(middle) else (middle + 1, most)
+    return least
