@@ -16,10 +16,10 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from fxprune.budget.schedule import SCHEDULES
 from fxprune.budget.target import Share, Target
 from fxprune.emit.folder import read, write
-from fxprune.errors import ModelError, OptionError, check_choice
+from fxprune.errors import ModelError, OptionError, check_choice, several
 from fxprune.inspection import Inspection, describe
 from fxprune.layers import NOISES
-from fxprune.passes.analysis import analyse
+from fxprune.passes.analysis import analyse, check_finite, check_model
 from fxprune.passes.fuse import fuse_batch_norms
 from fxprune.passes.verify import verify as verify_slim
 from fxprune.train.cached import CachedTeacher
@@ -43,9 +43,10 @@ def wrap(
 
     ``budget`` is a fraction of the full cost in (0, 1] (``"1/8"`` and ``"12.5%"`` are fine, too), or several:
     ``{"volume": 1/8, "flops": 1/20}``; ``metric`` is ``"volume"``, ``"flops"`` or ``"params"``. Gates start fully open.
+    ``ignore`` names convolutions (shell patterns) that get none; they still go where nobody reads them any more.
     Without ``example_inputs`` the areas of the feature maps are read off the first forward pass. While training, gates
-    are drawn per ``"batch"``, per ``"sample"`` or not at all (``noise="none"``), and the budget slides to its target
-    along a ``schedule``: ``"sigmoid"``, ``"linear"`` or ``"exponential"``.
+    are drawn per ``"batch"`` or per ``"sample"`` (``noise``), and the budget slides to its target along a
+    ``schedule``: ``"sigmoid"``, ``"linear"`` or ``"exponential"``.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
     >>> wrapped = wrap(net, budget=1/2)
@@ -55,8 +56,9 @@ def wrap(
     check_choice("noise", noise, NOISES)
     check_choice("schedule", schedule, SCHEDULES)
     target = Target.of(budget, metric)
-    analysis = analyse(model, example_inputs, ignore=tuple(ignore), leaf=tuple(leaf))
-    options = {"ignore": tuple(ignore), "leaf": tuple(leaf), "guessed": example_inputs is None}
+    ignored, leaves = several("ignore", ignore, str), several("leaf", leaf, (str, type))
+    analysis = analyse(model, example_inputs, ignore=ignored, leaf=leaves)
+    options = {"ignore": ignored, "leaf": leaves, "guessed": example_inputs is None}
     return Wrapped(model, analysis, target, {**options, "noise": noise, "schedule": schedule})
 
 
@@ -76,9 +78,12 @@ def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False,
     """
     check_choice("connectivity", connectivity, ("mixed", "dense", "auto"))
     if not isinstance(wrapped, Wrapped):
+        inside = [name for name in ("_orig_mod", "module") if isinstance(getattr(wrapped, name, None), Wrapped)]
         raise OptionError(
-            f"export() takes a wrapped network, not {type(wrapped).__name__}", fix="call fxprune.wrap first"
+            f"export() takes a wrapped network, not {type(wrapped).__name__}",
+            fix=f"write export(net.{inside[0]}): the wrapped network is in it" if inside else "call fxprune.wrap first",
         )
+    check_finite(wrapped)
     if any(tensor.is_meta for tensor in wrapped.parameters()):
         raise ModelError(
             "the model is on the meta device: there are no weights to export",
@@ -141,6 +146,7 @@ def prune(
     >>> pruned.slim(torch.randn(1, 3, 8, 8)).shape, pruned.report["cost"]["volume"]["after"] <= 416 / 2
     (torch.Size([1, 10]), True)
     """
+    check_model(model)
     settings = Settings(
         three(epochs), method, teacher, optimizer or adam, loss, metric_fn, noise, schedule, alpha, temperature, seed,
         checkpoint_minutes,
@@ -160,14 +166,15 @@ def inspect(
     """Which convolutions can be pruned, what each costs, which are guarded or frozen, and why.
 
     ``example_inputs`` is a tensor, a tuple of positional or a dict of keyword arguments. ``ignore`` names convolutions
-    (shell patterns) that keep all their channels, ``leaf`` submodules that are not looked into. The model is untouched.
+    (shell patterns) that get no gate, ``leaf`` submodules that are not looked into. The model is untouched.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1))
     >>> [(layer.name, layer.ungated) for layer in inspect(net, torch.zeros(1, 3, 4, 4)).layers]
     [('0', None), ('1', 'writes a model output')]
     """
-    analysis = analyse(model, example_inputs, ignore=tuple(ignore), leaf=tuple(leaf))
+    ignored, leaves = several("ignore", ignore, str), several("leaf", leaf, (str, type))
+    analysis = analyse(model, example_inputs, ignore=ignored, leaf=leaves)
     return describe(analysis, type(model).__name__, example_inputs)
 
 

@@ -75,3 +75,16 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     choices = tuple(known)
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name}={value!r} is unknown", fix=f"write one of {', '.join(map(repr, choices))}")
+
+
+def several(name: str, given: Any, kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
+    """One or several of a kind, as a tuple.
+
+    >>> several("ignore", "stem.*", str), several("ignore", ["stem", "head"], str)
+    (('stem.*',), ('stem', 'head'))
+    """
+    found = (given,) if isinstance(given, kinds) else tuple(given) if isinstance(given, Iterable) else (given,)
+    for each in found:
+        if not isinstance(each, kinds):
+            raise OptionError(f"{name}: {each!r} is not the name of a layer", fix=f"write {name}=['stem.*', 'head']")
+    return found

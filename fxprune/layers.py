@@ -14,7 +14,7 @@ from fxprune.ids import OPEN, IdTable
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
-NOISES = ("batch", "sample", "none")
+NOISES = ("batch", "sample")
 OPEN_AT = 2.5  # a gate starts fully open: the wrapped net computes what the original computes
 
 
@@ -93,7 +93,7 @@ class GateBank(nn.Module):
     """All gate variables. Called once per forward pass, it gives every site its factor or mask.
 
     While training, gates are sampled: one draw for the whole batch, or (``noise="sample"``) one for each of its
-    samples, or none (``noise="none"``). In eval mode, and once the masks are fixed, they have their mean value.
+    samples. In eval mode, and once the masks are fixed, they have their mean value.
     """
 
     log_alpha: nn.Parameter
@@ -132,7 +132,7 @@ class GateBank(nn.Module):
         return torch.where(self.hard, value.clamp(min=0.1), 0.0) if self.hardened else value
 
     def forward(self, batch: torch.Tensor | None = None) -> list[torch.Tensor]:
-        if self.training and not self.hardened and self.noise != "none":
+        if self.training and not self.hardened:
             count = batch.shape[0] if self.noise == "sample" and batch is not None else None
             return self._sampled(sampled_gate(self.log_alpha, count, self.generator))
         values = self.values()

@@ -21,7 +21,7 @@ from fxprune.ids import OPEN
 from fxprune.layers import GateBank, Gates, gated_norm, mean_gate
 from fxprune.passes.analysis import Analysis, analyse
 from fxprune.passes.auto import faster_joins
-from fxprune.passes.choose import choose
+from fxprune.passes.choose import check_reachable, choose
 from fxprune.passes.compile import compile_slim
 from fxprune.passes.dense import Bools, regular_blocks, revived
 from fxprune.passes.insert import BANK, find_sites, insert
@@ -64,6 +64,7 @@ class Wrapped(fx.GraphModule):
         self.add_module(PRESSURE, Pressure(self.bank, target, lambda: self.analysis))
         self.bank.noise, self.pressure.schedule = options["noise"], options["schedule"]
         self._progress: float | None = None
+        self._reachable = False  # as far as anyone has looked
         # What a process saw of its part of the batch is its own, whatever DistributedDataParallel does with buffers.
         self._ddp_params_and_buffers_to_ignore = [f"{PRESSURE}.{name}" for name, _ in self.pressure.named_buffers()]
         self._gates = Gates(
@@ -131,7 +132,7 @@ class Wrapped(fx.GraphModule):
 
     @progress.setter
     def progress(self, value: float) -> None:
-        if not 0 <= value <= 1:
+        if not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise OptionError(f"progress {value!r} is not between 0 and 1", fix="write net.progress = step / total")
         if not self.hardened:
             self.pressure.step(float(value))
@@ -145,6 +146,9 @@ class Wrapped(fx.GraphModule):
             raise OptionError(
                 "budget_loss() does not know how far training is", fix="write net.progress = step / total before it"
             )
+        if not self._reachable:  # said now, and not after the training
+            check_reachable(self.analysis, self.target)
+            self._reachable = True
         return self.pressure.loss()
 
     def sliding_budget(self) -> dict[str, float]:

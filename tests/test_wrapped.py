@@ -177,3 +177,18 @@ def test_budgets_of_all_kinds(budget: Any) -> None:
 def test_what_is_no_budget(budget: Any) -> None:
     with pytest.raises(OptionError, match="not a fraction of the full cost"):
         fxprune.wrap(chain(), budget, example_inputs=IMAGE)
+
+
+def test_what_export_takes(wrapped: Wrapped) -> None:
+    for made, name in ((torch.compile(wrapped), "_orig_mod"), (nn.DataParallel(wrapped), "module")):
+        with pytest.raises(OptionError, match=rf"takes a wrapped network.*\n.*export\(net.{name}\)"):
+            fxprune.export(made)  # type: ignore[arg-type]
+    with torch.no_grad():
+        wrapped.get_parameter("4.weight").fill_(float("nan"))
+    with pytest.raises(ModelError, match=r"4\.weight holds NaN"):
+        fxprune.export(wrapped.harden())
+
+
+def test_ignored_layers_by_name_or_by_several(wrapped: Wrapped) -> None:
+    for ignore in ("0", ["0"], ("0",)):
+        assert list(fxprune.wrap(chain(), 0.6, example_inputs=IMAGE, ignore=ignore).gates) == ["3"]

@@ -36,7 +36,6 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 SPEED = 50.0  # how far a gate can travel from progress 0 to 1
-LARGEST = 0.2  # step of a gate, however short the run: with less to go by, fewer cross together
 LOWEST, HIGHEST = -4.0, 3.0  # beyond that a gate would feel nothing any more
 AHEAD = 0.04  # of progress: where the network is heading
 SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
@@ -47,7 +46,7 @@ NEAR = 1.0  # a gate this close to closing may be closed at once
 SLACK, MOST = 1.01, 1.03  # of the budget, before that happens; and before any gate may be closed, the lowest first
 LEAST = 0.8  # of the budget: below it gates are opened again, the highest first
 REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
-CAUTION = 0.3  # 0: every gate moves as fast, 1: inversely to the size of its gradient
+MEMORY = 0.008  # of progress: of the gates' momentum, which must be shorter than the look ahead
 BETA_1, BETA_2, BETA_SCALE = 0.9, 0.99, 0.95
 
 
@@ -125,13 +124,12 @@ class Pressure(nn.Module):
         data = (gradient - self.push if pushed else gradient)[gates > CLOSED_AT]
         size = float(data.square().mean().sqrt()) if data.numel() else 0.0
         steps += 1
-        self.mean.lerp_(gradient, 1 - BETA_1)
+        beta = min(BETA_1, math.exp(-passed / MEMORY))
+        self.mean.lerp_(gradient, 1 - beta)
         self.square.lerp_(gradient.square(), 1 - BETA_2)
         root = (self.square / (1 - BETA_2**steps)).sqrt() + 1e-30
-        if data.numel():  # those that matter more are moved more carefully
-            root = root * (root / root[gates > CLOSED_AT].square().mean().sqrt()) ** CAUTION
-        direction = (self.mean / (1 - BETA_1**steps) / root).clamp(-1, 1)
-        gates.sub_(min(SPEED * passed, LARGEST) * direction).clamp_(LOWEST, HIGHEST)
+        direction = (self.mean / (1 - beta**steps) / root).clamp(-1, 1)
+        gates.sub_(min(SPEED * passed, NEAR) * direction).clamp_(LOWEST, HIGHEST)
         self.speed.lerp_((gates - self.place) / passed, 1 - math.exp(-passed / SMOOTH))
         self._correct(progress)
         self.place.copy_(gates)
@@ -206,8 +204,6 @@ class Pressure(nn.Module):
         place = gates.detach()
         p, alive = probability(place), place > CLOSED_AT
         heading = (place + self.speed * min(AHEAD, 1 - progress)).double().cpu().numpy()
-        if steps > 0 and scale == 0:  # gates that are fully open and not drawn feel nothing: any push is stronger
-            scale = 1.0
         push, total = torch.zeros_like(place), place.new_zeros(())
         budgets = self.budgets(min(progress + AHEAD, 1.0))
         for number, (cost, b) in enumerate(zip(self._cost(heading), budgets, strict=True)):

@@ -120,6 +120,12 @@ def check_model(model: nn.Module) -> None:
             raise ModelError(
                 f"{name} has no shape yet: its layer is a lazy one", fix="run one batch through the model first"
             )
+    check_finite(model)
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse NaN: nothing can be compared with it."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and not tensor.is_meta and not _is_finite(tensor.detach()):
             raise ModelError(
                 f"{name} holds NaN or infinite values",

@@ -48,6 +48,11 @@ def choose(
     return search.fill(search.best_prefix(allowed), allowed)
 
 
+def check_reachable(analysis: Analysis, target: Target) -> None:
+    """Raise if no choice is on budget."""
+    _Search(analysis, target, np.zeros(analysis.variables), {}, {}).least()
+
+
 class _Search:
     def __init__(
         self, analysis: Analysis, target: Target, scores: Floats, steps: dict[str, int], minima: dict[str, int]

@@ -52,7 +52,7 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
         if not any(fnmatchcase(name, pattern) for name in calls):
             raise OptionError(
                 f"ignore={pattern!r} matches no convolution",
-                fix=f"use one of the names that inspect lists, for example ignore={next(iter(calls))!r}",
+                fix=f"use one of the names that inspect lists, for example ignore={[next(iter(calls))]!r}",
             )
     frozen = _frozen(channels)
     written = _written_alone(channels)

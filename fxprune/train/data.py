@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxprune.errors import DataError
+from fxprune.errors import DataError, FxPruneError
 from fxprune.train.randomness import seed_all
 
 _PAIR = "let the loader give (inputs, target); several inputs are a tuple or a dict: ((left, right), target)"
@@ -39,6 +40,21 @@ def call(net: nn.Module | Callable[..., Any], inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return net(**inputs)
     return net(*inputs) if isinstance(inputs, (tuple, list)) else net(inputs)
+
+
+@contextmanager
+def explained(what: str, whom: str) -> Iterator[None]:
+    """An error of the user's code says which batch it was."""
+    try:
+        yield
+    except FxPruneError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise DataError(
+            f"{what} does not fit {whom}: {type(error).__name__}: {lines[0]}",
+            fix="call them with that batch yourself to see the whole error",
+        ) from error
 
 
 def example_of(batch: Batch, most: int = 2) -> Any:

@@ -45,9 +45,9 @@ def distillation_loss(
     if student.shape != teacher.shape:
         raise OptionError(
             f"the student's output is {shape(student)}, the teacher's {shape(teacher)}",
-            fix="use a teacher for the same classes, or pair= to make the two alike",
+            fix="use a teacher for the same classes, or distillation_loss(..., pair=...) to make the two alike",
         )
-    check_labels(student, labels)
+    check_labels(student, labels, ignore_index)
     counted = labels != ignore_index
     many = counted.sum().clamp(min=1)  # a batch without a label is worth nothing; a mean of nothing would be NaN
     hard = F.cross_entropy(student, labels, ignore_index=ignore_index, reduction="sum") / many
@@ -66,16 +66,22 @@ def check_logits(output: Any, what: str, fix: str) -> None:
         raise OptionError(f"{what} is {shape(output)}: there are no classes along axis 1", fix=f"write {fix}")
 
 
-def check_labels(output: torch.Tensor, labels: Any) -> None:
-    """One label (an integer) for each vector of logits."""
+def check_labels(output: torch.Tensor, labels: Any, ignore_index: int = -100) -> None:
+    """One label (an integer, of a class that there is) for each vector of logits."""
     if not isinstance(labels, torch.Tensor):
         raise OptionError(f"the labels are of type {type(labels).__name__}, not a tensor", fix="give a tensor of int64")
     wanted = (output.shape[0], *output.shape[2:])
-    if tuple(labels.shape) != wanted or labels.is_floating_point():
+    if tuple(labels.shape) != wanted or labels.dtype != torch.int64:
         kind = str(labels.dtype).removeprefix("torch.")
         raise OptionError(
             f"labels of {shape(labels)} ({kind}) do not fit an output of {shape(output)}",
-            fix=f"give integer labels of {'x'.join(map(str, wanted))}: one for each vector of logits along axis 1",
+            fix=f"give int64 labels of {'x'.join(map(str, wanted))}: one for each vector of logits along axis 1",
+        )
+    wrong = labels[((labels < 0) | (labels >= output.shape[1])) & (labels != ignore_index)]
+    if wrong.numel():
+        raise OptionError(
+            f"there is a label {int(wrong.reshape(-1)[0])}, but the output has {output.shape[1]} classes",
+            fix=f"number the classes from 0; {ignore_index} marks labels that do not count",
         )
 
 

@@ -20,18 +20,32 @@ def open_run(
     folder: str | os.PathLike[str], wrapped: Wrapped, facts: dict[str, Any], resume: bool
 ) -> tuple[Run, dict[str, Any] | None]:
     """The run, and its checkpoint if it has one."""
-    path = Path(folder)
+    try:
+        return _open_run(Path(folder), wrapped, facts, resume)
+    except (OSError, TypeError) as error:
+        raise RunError(f"run={folder!r} cannot be written: {error}", fix='name a folder: run="runs/first"') from error
+
+
+def _open_run(path: Path, wrapped: Wrapped, facts: dict[str, Any], resume: bool) -> tuple[Run, dict[str, Any] | None]:
     if (path / FILE).is_file():
         if not resume:
             how = "resume=True, or fxprune prune --resume"
             raise RunError(f"{path} holds a run already", fix=f"name an empty folder, or go on with it: {how}")
         saved = load(path / FILE)
-        _compare(path, saved["facts"], facts)
-        return Run(path), saved
+        if _trained(saved) or saved["facts"] == facts:
+            _compare(path, saved["facts"], facts)
+            return Run(path), saved
+        (path / FILE).unlink()  # stopped before its first step, by a mistake that is mended now
     if resume and path.is_dir() and all(_is_early(entry) for entry in path.iterdir()):
         for entry in path.iterdir():  # cut off before there was anything to keep
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     return Run.create(path, wrapped), None
+
+
+def _trained(saved: dict[str, Any]) -> bool:
+    """Whether there is a step that could be lost."""
+    at, kept = saved["at"], saved["kept"]
+    return bool(at["epoch"] or at["batch"] or "teacher" in kept or "hardened" in kept)
 
 
 def _is_early(entry: Path) -> bool:

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import fx, nn
 
 from fxprune.emit.files import write_atomically
-from fxprune.errors import RunError
+from fxprune.errors import OptionError, RunError
 from fxprune.run import Run
 from fxprune.tracing.copies import copy_module
 from fxprune.train.cached import CachedTeacher
@@ -73,7 +73,7 @@ def run_all(
     generators = [*batches.generators, *(validation.generators if validation else [])]
     with preserved(generators), Stop() as stop, Display(console) as display:
         base = copy_module(model)
-        base.to(device or next((p.device for p in model.parameters()), torch.device("cpu")))
+        _move(base, device or next((p.device for p in model.parameters()), torch.device("cpu")))
         first = batches.first()
         place = next((p.device for p in base.parameters()), torch.device("cpu"))
         example = example_inputs if example_inputs is not None else example_of(first.to(place))
@@ -101,6 +101,15 @@ def run_all(
             log.close()
 
 
+def _move(net: nn.Module, device: torch.device | str) -> None:
+    try:
+        net.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        raise OptionError(
+            f"device={str(device)!r}: {str(error).splitlines()[0]}", fix='leave device out, or write device="cpu"'
+        ) from error
+
+
 def _facts(model: nn.Module, wrapped: Wrapped, batches: Batches, settings: Settings) -> dict[str, Any]:
     teacher = settings.teacher
     known: dict[type, Callable[[Any], str]] = {str: str, CachedTeacher: lambda cached: str(cached.identity)}
@@ -111,9 +120,11 @@ def _facts(model: nn.Module, wrapped: Wrapped, batches: Batches, settings: Setti
         "model": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
         "budget": dict(wrapped.target.limits),
+        "ignore": list(wrapped.options["ignore"]),
+        "leaf": [leaf if isinstance(leaf, str) else leaf.__qualname__ for leaf in wrapped.options["leaf"]],
         "batches": len(batches),
         "teacher": who,
-        **settings.facts(settings.optimizer([{"params": [nn.Parameter(torch.zeros(1))]}])),
+        **settings.facts(settings.make_optimizer([{"params": [nn.Parameter(torch.zeros(1))]}])),
     }
 
 
@@ -157,7 +168,7 @@ class _Pruning:
 
     def _train_teacher(self, teaching: Teaching) -> None:
         if "teacher" not in self.kept:
-            optimizer = self.settings.optimizer([{"params": list(self.base.parameters())}])
+            optimizer = self.settings.make_optimizer([{"params": list(self.base.parameters())}])
             epochs, _, slow = self.settings.epochs
             self.trainer.run(Phase("teacher", self.base, optimizer, teaching, epochs, slow))
             self.kept["teacher"] = _copied(self.base)
@@ -172,7 +183,7 @@ class _Pruning:
         def cost() -> tuple[float, float]:
             return float(wrapped.cost()[metric]), float(wrapped.sliding_budget()[metric])
 
-        optimizer = self.settings.optimizer(wrapped.parameter_groups())
+        optimizer = self.settings.make_optimizer(wrapped.parameter_groups())
         self.trainer.run(
             Phase(
                 "prune", wrapped, optimizer, teaching, self.settings.epochs[0],
@@ -194,7 +205,7 @@ class _Pruning:
         metric, share = wrapped.target.limits[0]
         made: Any = slim.report
         volume, limit = float(made.after[metric]), float(share * wrapped.full_cost()[metric])
-        optimizer = self.settings.optimizer([{"params": list(slim.parameters())}])
+        optimizer = self.settings.make_optimizer([{"params": list(slim.parameters())}])
         _, epochs, slow = self.settings.epochs
         phase = Phase("fine-tune", slim, optimizer, teaching, epochs, slow, cost=lambda: (volume, limit))
         last = self.trainer.run(phase)

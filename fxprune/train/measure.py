@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fxprune.errors import OptionError
-from fxprune.train.data import Batches, call
+from fxprune.train.data import Batches, call, explained
 from fxprune.train.distillation import check_labels, check_logits
 
 IGNORED = -100  # what cross_entropy ignores
@@ -42,14 +42,15 @@ def evaluate(
         metric.reset()
     total, many = 0.0, 0.0
     with torch.no_grad():
-        for _, batch in batches.epoch(0, "validation"):
+        for number, batch in batches.epoch(0, "validation"):
             between()
             batch = batch.to(device)
-            output = call(net, batch.inputs)
-            if collects:
-                metric.update(output, batch.target)
-                continue
-            value = torch.as_tensor(metric(output, batch.target)).double()
+            with explained(f"batch {number} of {batches.name}", "the model or metric_fn"):
+                output = call(net, batch.inputs)
+                if collects:
+                    metric.update(output, batch.target)
+                    continue
+                value = torch.as_tensor(metric(output, batch.target)).double()
             weight = batch.size if value.ndim == 0 else value.numel()
             total += float(value.sum()) * (weight if value.ndim == 0 else 1)
             many += weight

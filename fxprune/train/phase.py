@@ -14,7 +14,7 @@ from torch import nn
 
 from fxprune.errors import DataError, RunError, TrainingError
 from fxprune.train.checkpoint import save
-from fxprune.train.data import Batch, Batches
+from fxprune.train.data import Batch, Batches, explained
 from fxprune.train.display import Display
 from fxprune.train.log import Log
 from fxprune.train.measure import evaluate
@@ -174,7 +174,8 @@ class Trainer:
         return None if found is None else found[1]
 
     def _step(self, phase: Phase, at: Position, batch: Batch) -> None:
-        loss = phase.loss(phase.net, batch)
+        with explained(f"batch {at.batch} of train", "the model, the teacher or the loss"):
+            loss = phase.loss(phase.net, batch)
         whole = loss if phase.penalty is None else loss + phase.penalty()
         if not math.isfinite(float(whole.detach())):
             raise self._no_number(phase, at, f"the loss is {float(whole.detach())}")
@@ -190,9 +191,10 @@ class Trainer:
         back = "there is no checkpoint: give a folder, prune(..., run=folder)"
         if self.file is not None:
             back = f"{self.file} holds the state of {self._last_step}"
+        fix = "lower the learning rate, optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-4), in a new folder"
         return TrainingError(
             f"{what} at step {step} of phase {phase.name!r} (epoch {at.epoch + 1}, batch {at.batch + 1}); {back}",
-            fix="lower the learning rate, optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-4), in a new folder",
+            fix=fix if step else "look at the inputs, the targets and the loss: nothing was trained yet",
         )
 
     def _row(self, phase: Phase, at: Position, measured: bool = True) -> dict[str, Any]:

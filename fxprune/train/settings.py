@@ -58,6 +58,10 @@ class Settings:
             )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise OptionError(f"seed={self.seed!r} is not a whole number", fix="write seed=0")
+        if isinstance(self.alpha, (int, float)) and not 0 <= self.alpha <= 1:
+            raise OptionError(f"alpha={self.alpha!r} is not between 0 and 1", fix="write alpha=0.9")
+        if self.temperature == 0:
+            raise OptionError("temperature=0 is not above 0", fix="write temperature=4.0")
         for name in ("alpha", "temperature", "checkpoint_minutes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
@@ -79,6 +83,22 @@ class Settings:
                 "there is a teacher, but the loss takes no output of it",
                 fix="write loss=lambda output, target, taught: ..., or teacher=None",
             )
+
+    def make_optimizer(self, groups: Groups) -> torch.optim.Optimizer:
+        """The user's, of these parameters and no others."""
+        made = self.optimizer([dict(group) for group in groups])
+        if not isinstance(made, torch.optim.Optimizer):
+            raise OptionError(
+                f"optimizer returned {type(made).__name__}, not an optimizer",
+                fix="write optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-3)",
+            )
+        wanted = {id(parameter) for group in groups for parameter in group["params"]}
+        if not wanted & {id(parameter) for group in made.param_groups for parameter in group["params"]}:
+            raise OptionError(
+                "optimizer holds none of the parameters that are to be trained",
+                fix="give it those that it is called with: optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-3)",
+            )
+        return made
 
     def facts(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """What must be the same to go on with a run."""

@@ -100,9 +100,8 @@ def test_the_budget_is_followed(name: str) -> None:
     assert bool(torch.isfinite(net.bank.log_alpha).all())
 
 
-@pytest.mark.parametrize("noise", ["sample", "none"])
-def test_other_noise(noise: str) -> None:
-    net = wrapped_net(1 / 4, noise=noise)
+def test_noise_per_sample() -> None:
+    net = wrapped_net(1 / 4, noise="sample")
     check(net, train(net, OPTIMIZERS["adam"](net)))
     assert net.cost().volume >= 0.7 * net.full_cost().volume / 4
 
@@ -174,8 +173,6 @@ def test_micro_batches_add_up() -> None:
     moved = []
     for count in (1, 2):
         net = wrapped_net().eval()
-        net.bank.train()
-        net.bank.noise = "none"
         with torch.no_grad():
             net.bank.log_alpha.fill_(0.5)
             net.pressure.place.fill_(0.5)
@@ -227,6 +224,19 @@ def test_copies_keep_noise_and_schedule() -> None:
         assert (made.bank.noise, made.pressure.schedule) == ("sample", "linear")
 
 
+def test_a_parameter_that_takes_the_gates_place_is_watched() -> None:
+    net = wrapped_net()
+    net.load_state_dict(net.state_dict(), assign=True)
+    check(net, train(net, OPTIMIZERS["adam"](net)))
+
+
+def test_a_run_of_few_steps_does_not_collapse() -> None:
+    net = wrapped_net(1 / 4)
+    seen = train(net, OPTIMIZERS["adam"](net), steps=40)
+    check(net, seen)
+    assert all(cost.volume >= 0.6 * budget["volume"] for cost, budget in seen)
+
+
 def test_mistakes() -> None:
     net = wrapped_net()
     for name in ("noise", "schedule"):
@@ -237,6 +247,17 @@ def test_mistakes() -> None:
     for value in (-0.1, 1.5, float("nan")):
         with pytest.raises(OptionError, match="between 0 and 1"):
             net.progress = value
+    for value in (None, "0.5"):
+        with pytest.raises(OptionError, match="between 0 and 1"):
+            net.progress = value
+    frozen = wrapped_net().requires_grad_(False)
+    frozen.progress = 0.0
+    with pytest.raises(OptionError, match=r"gates are frozen.*\n.*log_alpha.requires_grad_"):
+        frozen.budget_loss()
+    small = wrapped_net(1e-6)
+    small.progress = 0.0
+    with pytest.raises(OptionError, match="the budget cannot be met"):
+        small.budget_loss()
     unsized = fxprune.wrap(Net(), 1 / 4).train()
     unsized.progress = 0.0
     with pytest.raises(OptionError, match="run one batch through the network"):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -95,6 +97,15 @@ def test_the_file_is_used_again_unless_the_teacher_changed(tmp_path: Path) -> No
     torch.testing.assert_close(again(torch.arange(6)), teacher.eval()(data.tensors[0]))
 
 
+def test_other_samples_or_another_pair_are_asked_again(tmp_path: Path) -> None:
+    data, teacher, file = TensorDataset(torch.randn(6, 1, 4, 4), torch.zeros(6).long()), net(), tmp_path / "logits.pt"
+    fxprune.CachedTeacher(teacher, data, file)
+    other = TensorDataset(data.tensors[0].flip(0), data.tensors[1])
+    asked = fxprune.CachedTeacher(teacher, other, file)
+    torch.testing.assert_close(asked(torch.arange(6)), teacher.eval()(other.tensors[0]))
+    assert not fxprune.CachedTeacher(teacher, other, file, pair=lambda out: out * 0).logits.any()
+
+
 def test_pruning_by_cached_logits(tmp_path: Path) -> None:
     """The same as with the teacher itself where nothing is augmented."""
     data = TensorDataset(torch.randn(12, 1, 4, 4), torch.arange(12) % 3)
@@ -117,5 +128,10 @@ def test_an_augmented_dataset_is_refused(tmp_path: Path) -> None:
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             return torch.randn(1, 4, 4), 0
 
-    with pytest.raises(DataError, match="the dataset augments"):
-        fxprune.CachedTeacher(net(), Noisy(), tmp_path / "logits.pt")
+    class NoisyArrays(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            return np.random.randn(1, 4, 4).astype("float32"), 0
+
+    for noisy in (Noisy(), NoisyArrays()):
+        with pytest.raises(DataError, match="the dataset augments"):
+            fxprune.CachedTeacher(net(), noisy, tmp_path / "logits.pt")

@@ -248,6 +248,14 @@ def test_tensorboard_events_where_it_is_installed(tmp_path: Path, monkeypatch: p
         ({"teacher": nn.Identity(), "loss": lambda output, target: output.mean()}, "the loss takes no output of it"),
         ({"teacher": tiny(classes=7)}, "student's output is 4x3, the teacher's 4x7"),
         ({"loss": lambda output, target: output}, "the loss returned a tensor of"),
+        ({"alpha": 1.5, "teacher": "train"}, "alpha=1.5 is not between 0 and 1"),
+        ({"temperature": 0}, "temperature=0 is not above 0"),
+        ({"optimizer": lambda groups: None}, "optimizer returned NoneType"),
+        ({"optimizer": lambda groups: torch.optim.SGD(tiny().parameters(), lr=0.1)}, "holds none of the parameters"),
+        ({"device": "nowhere"}, "device='nowhere'"),
+        ({"ignore": [1]}, "ignore: 1 is not the name of a layer"),
+        ({"ignore": "nobody"}, r"ignore='nobody' matches no convolution\n.*ignore=\['0'\]"),
+        ({"leaf": 5}, "leaf: 5 is not"),
     ],
     ids=str,
 )
@@ -301,6 +309,45 @@ def test_outputs_and_labels_that_do_not_fit() -> None:
         fxprune.prune(TwoInputs(), two, two, teacher=None, **QUICK)
     with pytest.raises(InputError):
         fxprune.prune(tiny(), [(torch.zeros(2, 5, 4, 4), torch.zeros(2).long())], None, **QUICK)
+
+
+def test_labels_of_no_class() -> None:
+    wrong = [(x, y + 5) for x, y in pairs()]
+    for train, val in ((wrong, None), (pairs(), wrong)):
+        with pytest.raises(OptionError, match=r"there is a label \d, but the output has 3 classes"):
+            fxprune.prune(tiny(), train, val, **QUICK)
+    with pytest.raises(OptionError, match=r"labels of 4 \(int32\) do not fit"):
+        fxprune.prune(tiny(), [(x, y.int()) for x, y in pairs()], None, **QUICK)
+
+
+def test_batches_that_the_model_or_the_metric_cannot_take() -> None:
+    later = [*pairs(), (torch.randn(4, 1, 9, 9), torch.zeros(4).long())]
+    with pytest.raises(DataError, match="batch 3 of train does not fit the model, the teacher or the loss"):
+        fxprune.prune(tiny(), later, None, **QUICK)
+    with pytest.raises(DataError, match="batch 0 of val does not fit the model or metric_fn: TypeError"):
+        fxprune.prune(tiny(), pairs(), [({"picture": torch.zeros(1)}, torch.zeros(1).long())], **QUICK)
+    with pytest.raises(DataError, match="batch 0 of val does not fit the model or metric_fn"):
+        fxprune.prune(tiny(), pairs(), pairs(), metric_fn=lambda output, target: None, **QUICK)
+
+
+def test_what_is_no_model() -> None:
+    for given in (3, nn.Conv2d):
+        with pytest.raises(fxprune.FxPruneError, match=r"expected a torch.nn.Module"):
+            fxprune.prune(given, pairs(), None, **QUICK)  # type: ignore[arg-type]
+
+
+def test_a_mistake_before_the_first_step_leaves_the_folder_free(tmp_path: Path) -> None:
+    wrong: Options = {"loss": lambda output, target: output}
+    with pytest.raises(OptionError):
+        fxprune.prune(tiny(), pairs(), None, run=tmp_path, seed=1, **wrong, **QUICK)
+    made = fxprune.prune(tiny(), pairs(), None, run=tmp_path, seed=2, **QUICK)
+    assert made.report["settings"]["seed"] == 2
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    for folder in ("/proc/none", 3):
+        with pytest.raises(fxprune.FxPruneError, match=r"cannot be written"):
+            fxprune.prune(tiny(), pairs(), None, run=folder, **QUICK)  # type: ignore[arg-type]
 
 
 def test_an_optimizer_whose_state_cannot_be_kept(tmp_path: Path) -> None:
