@@ -71,7 +71,7 @@ class Case:
     pictures: int
 
 
-CASES = {"40k": Case(resnet8, 32, 32, (3, 8), 1400), "3M": Case(Shallow, 224, 16, (3, 4), 640)}
+CASES = {"40k": Case(resnet8, 32, 32, (3, 8), 1400), "3M": Case(Shallow, 224, 8, (3, 4), 320)}
 
 
 def data(case: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -100,11 +100,12 @@ class Pressure(nn.Module):
             gates.register_hook(self._see)
             self._seen_by = weakref.ref(gates)
 
-    def _see(self, gradient: torch.Tensor) -> None:
-        """Every backward pass comes by here, also in micro-batches."""
+    def _see(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Every backward pass comes by here, also in micro-batches. Nothing is left to clip, or for an optimizer."""
         with torch.no_grad():
             self.seen.add_(gradient.detach())
             self.dials[4] += 1
+            return torch.zeros_like(gradient)
 
     @torch.no_grad()
     def step(self, progress: float) -> None:

@@ -230,6 +230,21 @@ def test_a_parameter_that_takes_the_gates_place_is_watched() -> None:
     check(net, train(net, OPTIMIZERS["adam"](net)))
 
 
+def test_optimizers_leave_the_gates_alone() -> None:
+    net = wrapped_net()
+    optimizer = torch.optim.SGD(net.parameter_groups(lr=1.0))
+    net.progress = 0.0
+    before = net.bank.log_alpha.detach().clone()
+    for _ in range(3):
+        loss = F.cross_entropy(net(X[:32]), Y[:32]) + net.budget_loss()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert torch.equal(net.bank.log_alpha, before)
+    net.progress = 0.1
+    assert not torch.equal(net.bank.log_alpha, before)
+
+
 def test_a_run_of_few_steps_does_not_collapse() -> None:
     net = wrapped_net(1 / 4)
     seen = train(net, OPTIMIZERS["adam"](net), steps=40)
