@@ -96,7 +96,7 @@ def check(net: Wrapped, seen: list[Any]) -> None:
 def test_the_budget_is_followed(name: str) -> None:
     net = wrapped_net(1 / 4)
     check(net, train(net, OPTIMIZERS[name](net)))
-    assert net.cost().volume >= 0.85 * net.full_cost().volume / 4
+    assert net.cost().volume >= 0.8 * net.full_cost().volume / 4
     assert bool(torch.isfinite(net.bank.log_alpha).all())
 
 
