@@ -34,3 +34,6 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"if this is meant, run pytest --overwrite and look at {name}"
 
     return check
+
+# No tests: pytest, looking for examples in docstrings, would import them under other names and register all nets twice.
+collect_ignore_glob = ["models/*", "programs/*"]
