@@ -113,6 +113,7 @@ def prune(
     metric: str = "volume",
     epochs: Sequence[int] = (80, 40, 10),
     method: str = "bar",
+    method_options: Mapping[str, Any] | None = None,
     teacher: nn.Module | CachedTeacher | str | None = "self",
     run: str | os.PathLike[str] | None = None,
     resume: bool = True,
@@ -148,8 +149,8 @@ def prune(
     """
     check_model(model)
     settings = Settings(
-        three(epochs), method, teacher, optimizer or adam, loss, metric_fn, noise, schedule, alpha, temperature, seed,
-        checkpoint_minutes,
+        three(epochs), method, {} if method_options is None else method_options, teacher, optimizer or adam, loss,
+        metric_fn, noise, schedule, alpha, temperature, seed, checkpoint_minutes,
     )  # fmt: skip
     how: dict[str, Any] = {"metric": metric, "ignore": ignore, "leaf": leaf, "noise": noise, "schedule": schedule}
     tools = Tools(lambda net, example: wrap(net, budget, example_inputs=example, **how), export)

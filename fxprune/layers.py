@@ -15,6 +15,7 @@ from fxprune.ids import OPEN, IdTable
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
 NOISES = ("batch", "sample")
+LOWEST, HIGHEST = -4.0, 3.0  # of log_alpha: beyond that a gate would feel nothing any more
 OPEN_AT = 2.5  # a gate starts fully open: the wrapped net computes what the original computes
 
 
@@ -106,6 +107,7 @@ class GateBank(nn.Module):
         self.register_buffer("hard", torch.ones(count, dtype=torch.bool, device=device))
         self.register_buffer("is_hard", torch.zeros((), dtype=torch.bool, device=device))
         self.table, self.sites = table, sites
+        self.law: Gaussian | None = None  # what is drawn instead of hard-concrete gates
         self.noise = "batch"
         self.generator: torch.Generator | None = None
         self.hardened = False  # what is_hard says, without a look at the device
@@ -124,19 +126,27 @@ class GateBank(nn.Module):
 
     def opened(self) -> torch.Tensor:
         """Which gates are open without noise."""
-        return self.hard if self.hardened else self.log_alpha.detach() > CLOSED_AT
+        if self.hardened:
+            return self.hard
+        return self.log_alpha.detach() > CLOSED_AT if self.law is None else self.law.scores().detach() > 0
+
+    def scores(self) -> torch.Tensor:
+        """How much each gate wants to stay open."""
+        return self.log_alpha if self.law is None else self.law.scores()
 
     def values(self) -> torch.Tensor:
         """Gate values of the deterministic network; a gate that was opened again lets at least a little through."""
-        value = mean_gate(self.log_alpha)
-        return torch.where(self.hard, value.clamp(min=0.1), 0.0) if self.hardened else value
+        value = mean_gate(self.log_alpha) if self.law is None else self.law.mean()
+        return torch.where(self.hard, torch.where(value.abs() < 0.1, 0.1, value), 0.0) if self.hardened else value
 
     def forward(self, batch: torch.Tensor | None = None) -> list[torch.Tensor]:
         if self.training and not self.hardened:
             count = batch.shape[0] if self.noise == "sample" and batch is not None else None
+            if self.law is not None:
+                return self._sampled(self.law.sample(count, self.generator))
             return self._sampled(sampled_gate(self.log_alpha, count, self.generator))
         values = self.values()
-        alive = self.table.alive((values.detach() > 0).to(values.dtype))
+        alive = self.table.alive((values.detach() != 0).to(values.dtype))
         padded = torch.cat([values, values.new_ones(1)])
         return [
             (alive[site.ids] * padded[site.gate]).reshape(site.shape) if site.gate is not None else alive[site.ids] > 0
@@ -146,7 +156,7 @@ class GateBank(nn.Module):
     def _sampled(self, z: torch.Tensor) -> list[torch.Tensor]:
         """``z``: gate variables, or samples x gate variables."""
         masks = any(site.gate is None for site in self.sites)
-        drawn = (z.detach() > 0).to(z.dtype)
+        drawn = (z.detach() != 0).to(z.dtype)
         alive = self.table.alive(drawn if z.ndim == 1 else drawn.amax(0)) if masks else z
         padded = torch.cat([z, z.new_ones(*z.shape[:-1], 1)], -1) if any(site.has_open for site in self.sites) else z
         found = []
@@ -161,6 +171,27 @@ class GateBank(nn.Module):
             )
             found.append(taken.reshape(site.shape if z.ndim == 1 else (z.shape[0], *site.gate.shape[1:])))
         return found
+
+
+class Gaussian(nn.Module):
+    """Factors mu + sigma x noise, one per gate variable: a channel whose signal drowns in its noise is closed."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        super().__init__()
+        self.mu = nn.Parameter(1 + 0.01 * torch.randn_like(like))
+        self.log_sigma = nn.Parameter(-9 + 0.01 * torch.randn_like(like))
+
+    def scores(self) -> torch.Tensor:
+        """log(mu^2 / sigma^2)."""
+        return (self.mu.square() + 1e-30).log() - 2 * self.log_sigma
+
+    def mean(self) -> torch.Tensor:
+        return torch.where(self.scores() > 0, self.mu, 0.0)
+
+    def sample(self, count: int | None, generator: torch.Generator | None) -> torch.Tensor:
+        shape = self.mu.shape if count is None else (count, *self.mu.shape)
+        noise = torch.randn(shape, generator=generator, dtype=self.mu.dtype, device=self.mu.device)
+        return self.mu + self.log_sigma.exp() * noise
 
 
 def _read_is_hard(bank: nn.Module, _: Any) -> None:

@@ -15,10 +15,10 @@ from torch import fx, nn
 
 from fxprune.budget.cost import Cost
 from fxprune.budget.pressure import Pressure
-from fxprune.budget.target import Target
+from fxprune.budget.target import Share, Target
 from fxprune.errors import ModelError, OptionError
 from fxprune.ids import OPEN
-from fxprune.layers import GateBank, Gates, gated_norm, mean_gate
+from fxprune.layers import GateBank, Gates, Gaussian, gated_norm
 from fxprune.passes.analysis import Analysis, analyse
 from fxprune.passes.auto import faster_joins
 from fxprune.passes.choose import check_reachable, choose
@@ -63,6 +63,7 @@ class Wrapped(fx.GraphModule):
             self._first_forward = self.register_forward_pre_hook(Wrapped._measure, with_kwargs=True)
         self.add_module(PRESSURE, Pressure(self.bank, target, lambda: self.analysis))
         self.bank.noise, self.pressure.schedule = options["noise"], options["schedule"]
+        self.set_law(options.get("law", "hard-concrete"))
         self._progress: float | None = None
         self._reachable = False  # as far as anyone has looked
         # What a process saw of its part of the batch is its own, whatever DistributedDataParallel does with buffers.
@@ -160,9 +161,13 @@ class Wrapped(fx.GraphModule):
         """For an optimizer: the weights, and the gates, on which no weight decay must pull."""
         given = {"lr": lr, "weight_decay": weight_decay}
         settings = {name: value for name, value in given.items() if value is not None}
-        gates = self.bank.log_alpha
-        weights = [parameter for parameter in self.parameters() if parameter is not gates]
-        return [{"params": weights, **settings}, {"params": [gates], **settings, "weight_decay": 0.0}]
+        gates = {id(parameter): parameter for parameter in self.bank.parameters()}
+        weights = [parameter for parameter in self.parameters() if id(parameter) not in gates]
+        return [{"params": weights, **settings}, {"params": list(gates.values()), **settings, "weight_decay": 0.0}]
+
+    def set_law(self, law: str) -> None:
+        """What is drawn for the gates while training: ``"hard-concrete"`` variables, or ``"gaussian"`` ones."""
+        self.bank.law = Gaussian(self.bank.log_alpha.detach()) if law == "gaussian" else None
 
     # ------------------------------------------------------------ deciding who lives
 
@@ -186,16 +191,18 @@ class Wrapped(fx.GraphModule):
         *,
         multiple_of: int = 1,
         minimum: Mapping[str, int] | None = None,
+        budget: Mapping[str, Share] | None = None,
     ) -> Wrapped:
         """Decide who lives, on budget: the best scores (by default the gates' parameters) that fit.
 
         A network over the budget is cut, one under it gets the best of its dead back; without ``fill`` only what must
         live is opened. ``multiple_of`` rounds the widths of layers, ``minimum`` (layer name or pattern -> channels)
         keeps as many gates open, all of a layer that has fewer. Among equal scores every layer is cut alike.
+        ``budget`` (metric -> fraction) is another one than the network was wrapped with, for pruning in rounds.
         """
         opened = choose(
-            self.analysis, self.target, self._scores(scores), self._opened(), fill=fill, multiple_of=multiple_of,
-            minimum=minimum or {},
+            self.analysis, self.target if budget is None else Target.of(budget, "volume"), self._scores(scores),
+            self._opened(), fill=fill, multiple_of=multiple_of, minimum=minimum or {},
         )  # fmt: skip
         self._harden(opened)
         return self
@@ -239,7 +246,7 @@ class Wrapped(fx.GraphModule):
             yield name, slice(start, start + count), flat
 
     def _scores(self, scores: Mapping[str, ArrayLike] | None = None) -> np.ndarray[Any, np.dtype[np.float64]]:
-        flat = self.bank.log_alpha.detach().double().cpu().numpy().copy()
+        flat = self.bank.scores().detach().double().cpu().numpy().copy()
         for _, part, score in self._per_gate("harden", {} if scores is None else scores):
             flat[part] = score
         found: np.ndarray[Any, np.dtype[np.float64]] = flat
@@ -261,7 +268,7 @@ class Wrapped(fx.GraphModule):
 
     def gate_values(self) -> dict[str, torch.Tensor]:
         """Per gated layer the factor of each of its channels."""
-        values = mean_gate(self.bank.log_alpha.detach()) if not self.hardened else self.bank.values().detach()
+        values = self.bank.values().detach()
         gated = [layer for layer in self.analysis.layers if layer.gated]
         padded = torch.cat([values, values.new_ones(1)])  # OPEN reads the one at the end
         rows = {layer.name: np.where(layer.rows == OPEN, OPEN, layer.rows + layer.start) for layer in gated}
@@ -290,7 +297,8 @@ class Wrapped(fx.GraphModule):
 
     def _options(self) -> dict[str, Any]:
         """Those that it was made with, as they are now."""
-        return {**self.options, "noise": self.bank.noise, "schedule": self.pressure.schedule}
+        return {**self.options, "noise": self.bank.noise, "schedule": self.pressure.schedule,
+                "law": "hard-concrete" if self.bank.law is None else "gaussian"}  # fmt: skip
 
     def __reduce__(self) -> Any:
         args, kwargs = self._analysis.channels.trace.example

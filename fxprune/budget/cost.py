@@ -5,6 +5,7 @@ The same formula serves the exact count (every id 0 or 1) and the differentiable
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,6 +74,12 @@ class CostModel:
     def expected(self, gates: torch.Tensor) -> Cost:
         """Costs for gate probabilities, differentiable; for gates of zeros and ones the exact cost."""
         return self.of_ids(self.physical(gates))
+
+    def slopes(self, gates: torch.Tensor, metrics: Sequence[str]) -> list[torch.Tensor]:
+        """Per metric, what another bit of each gate costs, through everything that hangs on it."""
+        p = gates.detach().clone().requires_grad_()
+        cost = self.expected(p)
+        return [torch.autograd.grad(cost[name], p, retain_graph=True)[0] for name in metrics]
 
     def of_ids(self, present: torch.Tensor) -> Cost:
         """Costs of a network that computes each id with the given probability."""

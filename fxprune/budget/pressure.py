@@ -30,13 +30,12 @@ from fxprune.budget.cost import Cost, CostModel
 from fxprune.budget.schedule import sliding
 from fxprune.budget.target import Target
 from fxprune.errors import OptionError
-from fxprune.layers import CLOSED_AT, GateBank, probability
+from fxprune.layers import CLOSED_AT, HIGHEST, LOWEST, GateBank, probability
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 SPEED = 50.0  # how far a gate can travel from progress 0 to 1
-LOWEST, HIGHEST = -4.0, 3.0  # beyond that a gate would feel nothing any more
 AHEAD = 0.04  # of progress: where the network is heading
 SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
 MARGIN = 0.1  # of the budget: half the width of the barrier
@@ -223,11 +222,9 @@ class Pressure(nn.Module):
     def _weigh(self) -> None:
         """What another bit of each gate costs, in the expectation over all gates: the gradient of L_S / V_F."""
         network = self.network()
-        p = probability(self.bank.log_alpha.detach()).double().cpu().requires_grad_()
-        cost, full = network.costs.expected(p), network.full_cost
-        for number, (name, _) in enumerate(self.target.limits):
-            (slope,) = torch.autograd.grad(cost[name] / full[name], p, retain_graph=True)
-            self.weights[number] = slope.to(self.weights)
+        p, names = probability(self.bank.log_alpha.detach()).double().cpu(), [name for name, _ in self.target.limits]
+        for number, (name, slope) in enumerate(zip(names, network.costs.slopes(p, names), strict=True)):
+            self.weights[number] = (slope / network.full_cost[name]).to(self.weights)
 
 
 class _Press(torch.autograd.Function):

@@ -14,8 +14,10 @@ import torch
 from rich.console import Console
 from torch import fx, nn
 
+from fxprune.budget.cost import METRICS
 from fxprune.emit.files import write_atomically
 from fxprune.errors import OptionError, RunError
+from fxprune.methods import Method, make_method
 from fxprune.run import Run
 from fxprune.tracing.copies import copy_module
 from fxprune.train.cached import CachedTeacher
@@ -27,12 +29,12 @@ from fxprune.train.identity import checksum
 from fxprune.train.log import Log
 from fxprune.train.measure import accuracy
 from fxprune.train.phase import Phase, Trainer
-from fxprune.train.randomness import preserved
+from fxprune.train.randomness import preserved, seed_all
 from fxprune.train.settings import Settings
 from fxprune.train.statistics import reestimate
 from fxprune.train.stop import Stop
 from fxprune.train.teaching import Teaching
-from fxprune.wrapped import Wrapped
+from fxprune.wrapped import Wrapped, present_ids
 
 REPORT, SCHEMA = "report.json", "fxprune.prune/1"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -78,6 +80,7 @@ def run_all(
         place = next((p.device for p in base.parameters()), torch.device("cpu"))
         example = example_inputs if example_inputs is not None else example_of(first.to(place))
         wrapped = tools.wrap(base, example)
+        make_method(settings.method, wrapped, settings.method_options)
         wrapped.harden()  # a budget that cannot be met shows now, not after the training
         facts = _facts(model, wrapped, batches, settings)
         run, saved = (None, None) if folder is None else open_run(folder, wrapped, facts, resume)
@@ -145,8 +148,10 @@ class _Pruning:
             self.kept["accuracy"]["before"] = self.trainer.evaluate(self.base)
             self._tell("before pruning", "before")
         wrapped = self.tools.wrap(self.base, self.example)
+        seed_all(self.settings.seed, "method")
+        method = make_method(self.settings.method, wrapped, self.settings.method_options)
         if "hardened" not in self.kept:
-            self._prune(wrapped, teaching)
+            self._prune(wrapped, method, teaching)
             if self.run is not None:
                 self.run.write_hardened(wrapped)
         else:
@@ -174,23 +179,19 @@ class _Pruning:
             self.kept["teacher"] = _copied(self.base)
         self.base.load_state_dict(self.kept["teacher"])
 
-    def _prune(self, wrapped: Wrapped, teaching: Teaching) -> None:
+    def _prune(self, wrapped: Wrapped, method: Method, teaching: Teaching) -> None:
         metric = wrapped.target.limits[0][0]
 
-        def advance(progress: float) -> None:
-            wrapped.progress = progress
-
         def cost() -> tuple[float, float]:
-            return float(wrapped.cost()[metric]), float(wrapped.sliding_budget()[metric])
+            return float(wrapped.cost()[metric]), float(method.allowed()[metric])
 
-        optimizer = self.settings.make_optimizer(wrapped.parameter_groups())
+        weights, _ = wrapped.parameter_groups()  # the method moves the gates
+        optimizer = self.settings.make_optimizer([weights])
         self.trainer.run(
-            Phase(
-                "prune", wrapped, optimizer, teaching, self.settings.epochs[0],
-                penalty=wrapped.budget_loss, advance=advance, cost=cost,
-            )
-        )  # fmt: skip
-        wrapped.harden()
+            Phase("prune", wrapped, optimizer, teaching, self.settings.epochs[0], method=method, cost=cost)
+        )
+        self.kept["reached"] = float(wrapped.target.used(wrapped.cost(), wrapped.full_cost()))
+        method.decide()
         self.kept["statistics"] = reestimate(wrapped, self.trainer.train, self.trainer.device, self.settings.seed)
         self.kept["accuracy"]["hardened"] = self.trainer.evaluate(wrapped)
         self.kept["hardened"] = _copied(wrapped)
@@ -231,6 +232,8 @@ class _Pruning:
             "accuracy": {name: found[name] for name in ("before", "hardened", "exported", "after")},
             "widths": made.widths,
             "removed": list(made.removed),
+            "reached": self.kept["reached"],
+            "regular": _regular(wrapped),
             "error": made.error,
             "statistics_batches": self.kept["statistics"],
             "settings": self.trainer.facts,
@@ -241,6 +244,13 @@ class _Pruning:
             self.run.write_slim(slim)
         folder = self.run.folder if self.run is not None else None
         return Pruned(slim, report, folder, found["before"], found["after"])
+
+
+def _regular(wrapped: Wrapped) -> dict[str, int]:
+    """What the same network costs with regular residual blocks, which compute on both sides of an add what lives on
+    one of them."""
+    cost = wrapped.analysis.costs.of_present(present_ids(wrapped, "dense"))
+    return {name: int(cost[name]) for name in METRICS}
 
 
 def _copied(net: nn.Module) -> dict[str, Any]:

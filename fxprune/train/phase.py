@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fxprune.errors import DataError, RunError, TrainingError
+from fxprune.methods import Method
 from fxprune.train.checkpoint import save
 from fxprune.train.data import Batch, Batches, explained
 from fxprune.train.display import Display
@@ -34,13 +35,16 @@ class Phase:
     loss: Callable[[nn.Module, Batch], torch.Tensor]
     epochs: int
     slow_epochs: int = 0  # after these, at a lower learning rate
-    penalty: Callable[[], torch.Tensor] | None = None
-    advance: Callable[[float], None] = lambda progress: None
+    method: Method | None = None  # who decides what dies, while pruning
     cost: Callable[[], tuple[float, float] | tuple[None, None]] = lambda: (None, None)  # V and b
 
     @property
     def all_epochs(self) -> int:
         return self.epochs + self.slow_epochs
+
+    def advance(self, progress: float) -> None:
+        if self.method is not None:
+            self.method.advance(progress)
 
     def set_rate(self, epoch: int) -> None:
         for group in self.optimizer.param_groups:
@@ -131,6 +135,8 @@ class Trainer:
             try:
                 phase.net.load_state_dict(saved["net"])
                 phase.optimizer.load_state_dict(saved["optimizer"])
+                if phase.method is not None:
+                    phase.method.load_state_dict(saved["method"])
             except (RuntimeError, ValueError, KeyError) as error:
                 raise RunError(
                     f"{self.file} does not fit the network or the optimizer: {str(error).splitlines()[0]}",
@@ -176,7 +182,8 @@ class Trainer:
     def _step(self, phase: Phase, at: Position, batch: Batch) -> None:
         with explained(f"batch {at.batch} of train", "the model, the teacher or the loss"):
             loss = phase.loss(phase.net, batch)
-        whole = loss if phase.penalty is None else loss + phase.penalty()
+        penalty = None if phase.method is None else phase.method.penalty()
+        whole = loss if penalty is None else loss + penalty
         if not math.isfinite(float(whole.detach())):
             raise self._no_number(phase, at, f"the loss is {float(whole.detach())}")
         phase.optimizer.zero_grad()
@@ -222,6 +229,7 @@ class Trainer:
         save(self.file, {
             "facts": self.facts, "phase": phase.name, "at": asdict(at), "net": phase.net.state_dict(),
             "optimizer": phase.optimizer.state_dict(), "kept": self.kept,
+            "method": None if phase.method is None else phase.method.state_dict(),
             "rows": self.log.rows, "seconds": self.seconds,
         })  # fmt: skip
         self._last_step = f"step {at.epoch * len(self.train) + at.batch} of phase {phase.name!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch import nn
 from fxprune.budget.schedule import SCHEDULES
 from fxprune.errors import OptionError, check_choice
 from fxprune.layers import NOISES
+from fxprune.methods import METHODS
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.teaching import takes_teacher
 
-METHODS = ("bar",)
 TEACHERS = ("self", "train")
 Groups = list[dict[str, Any]]
 MakeOptimizer = Callable[[Groups], torch.optim.Optimizer]
@@ -33,6 +33,7 @@ class Settings:
 
     epochs: tuple[int, int, int]
     method: str
+    method_options: Mapping[str, Any]
     teacher: nn.Module | CachedTeacher | str | None
     optimizer: MakeOptimizer
     loss: Callable[..., torch.Tensor] | None
@@ -46,6 +47,8 @@ class Settings:
 
     def check(self) -> None:
         check_choice("method", self.method, METHODS)
+        if not isinstance(self.method_options, Mapping):
+            raise OptionError(f"method_options={self.method_options!r} is no dict", fix='write {"strength": 0.1}')
         check_choice("noise", self.noise, NOISES)
         check_choice("schedule", self.schedule, SCHEDULES)
         _check_epochs(self.epochs)
@@ -107,6 +110,7 @@ class Settings:
         return {
             "epochs": list(self.epochs),
             "method": self.method,
+            "method_options": dict(self.method_options),
             "optimizer": f"{type(optimizer).__name__}({', '.join(f'{k}={v}' for k, v in options.items())})",
             "noise": self.noise,
             "schedule": self.schedule,

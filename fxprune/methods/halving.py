@@ -1,0 +1,77 @@
+"""Methods that scale all widths alike: cut the network in half, train, cut again, until it is on budget.
+
+The cuts are spread evenly over the pruning phase, the first one at its very beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+from fxprune.methods.method import Method, register
+from fxprune.methods.tied import Stream, find_streams
+from fxprune.methods.widths import scaled
+from fxprune.wrapped import Wrapped
+
+__all__ = ["Halving", "register"]
+
+
+class Halving(Method):
+    """Subclasses say how much each position of a stream is worth, and may change weights on the way."""
+
+    def __init__(self, net: Wrapped) -> None:
+        super().__init__(net)
+        self.streams = find_streams(net)
+        self.shares = dict(net.target.limits)
+        self.rounds = max(1, *(math.ceil(math.log2(1 / share) - 1e-9) for share in self.shares.values()))
+        self.done = 0
+
+    @abstractmethod
+    def values(self, stream: Stream, alive: torch.Tensor, count: int) -> torch.Tensor:
+        """Per position of the stream, more for those that are to live: ``count`` of those that are ``alive`` now."""
+
+    def advance(self, progress: float) -> None:
+        while self.done < self.rounds and progress >= self.done / self.rounds:
+            self.cut()
+
+    def decide(self) -> None:
+        while self.done < self.rounds:
+            self.cut()
+
+    @torch.no_grad()
+    def cut(self) -> None:
+        """To half of what is left; only those that live now can go on living."""
+        self.done += 1
+        budget = self.allowed_shares()
+        alive = [self._alive(stream) for stream in self.streams]
+        ranks = [torch.argsort(torch.argsort(now.double(), descending=True, stable=True)) for now in alive]
+        self.net.harden(scaled(self.net, self.streams, ranks), budget=budget)  # only to see how many fit
+        counts = [int(self._alive(stream).sum()) for stream in self.streams]
+        ranks = []
+        for stream, now, count in zip(self.streams, alive, counts, strict=True):
+            value = self.values(stream, now, count).double()
+            first, last = value.min(), value.max()
+            value = (value - first) / (last - first).clamp(min=1e-300) + 2 * now.double()
+            ranks.append(torch.argsort(torch.argsort(value, descending=True, stable=True)))
+        self.net.harden(scaled(self.net, self.streams, ranks), budget=budget)
+
+    def _alive(self, stream: Stream) -> torch.Tensor:
+        """Positions that any layer still writes."""
+        gates = self.net.gates
+        return stream.sums(lambda writer: gates[writer.layer.name].mask.cpu()) > 0
+
+    def allowed_shares(self) -> dict[str, float]:
+        return {name: max(share, 0.5**self.done) for name, share in self.shares.items()}
+
+    def allowed(self) -> dict[str, float]:
+        full = self.net.full_cost()
+        return {name: share * full[name] for name, share in self.allowed_shares().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done = state["done"]

@@ -1,0 +1,16 @@
+"""WM, weight magnitude (Han et al.): the filters with the largest absolute sums of weights live."""
+
+from __future__ import annotations
+
+import torch
+
+from fxprune.methods.halving import Halving, register
+from fxprune.methods.tied import Stream
+
+
+@register("wm")
+class WeightMagnitude(Halving):
+    """Layers that write the same stream are added up, each measured by its own mean."""
+
+    def values(self, stream: Stream, alive: torch.Tensor, count: int) -> torch.Tensor:
+        return stream.sums(lambda writer: writer.filters.abs().sum(1) / writer.filters.abs().sum(1).mean())

@@ -1,0 +1,89 @@
+"""What a method is: it decides who dies. Everything else (gates, costs, export, training) is the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from fxprune.errors import OptionError, check_choice
+from fxprune.wrapped import Wrapped
+
+METHODS: dict[str, type[Method]] = {}
+Made = TypeVar("Made", bound="type[Method]")
+
+
+class Method:
+    """One object for one wrapped network and one training run.
+
+    A loop calls ``advance`` before the first step and after every step, adds ``penalty`` to the loss, and calls
+    ``decide`` at the end. A method of your own overrides what it needs, and is registered by a name:
+
+    >>> import fxprune
+    >>> from fxprune.methods import Method, register
+    >>> @register("first")
+    ... class First(Method):
+    ...     '''Keeps the first filters of every layer.'''
+    ...     def decide(self):
+    ...         self.net.harden({name: -torch.arange(len(gate)) / len(gate) for name, gate in self.net.gates.items()})
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+    >>> wrapped = fxprune.wrap(net, 1/2, example_inputs=torch.zeros(1, 3, 8, 8))
+    >>> First(wrapped).decide()
+    >>> wrapped.gates["0"].mask.tolist()
+    [True, True, True, False, False, False, False, False]
+    """
+
+    def __init__(self, net: Wrapped) -> None:
+        self.net = net
+
+    def advance(self, progress: float) -> None:
+        """Training is at ``progress``, from 0 to 1; the gradients of the last step are still there."""
+
+    def penalty(self) -> torch.Tensor | None:
+        """What to add to the loss of this step."""
+        return None
+
+    def decide(self) -> None:
+        """Fix the masks, on budget."""
+        self.net.harden()
+
+    def allowed(self) -> dict[str, float]:
+        """Per metric of the budget, what the network may cost at this moment: for the log."""
+        full = self.net.full_cost()
+        return {name: share * full[name] for name, share in self.net.target.limits}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the network's own state does not hold: tensors, numbers and texts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+
+
+def register(name: str) -> Callable[[Made], Made]:
+    """Make a method known by a name, for ``prune(method=name)`` and TOML files."""
+
+    def known(made: Made) -> Made:
+        METHODS[name] = made
+        return made
+
+    return known
+
+
+def make_method(name: str, net: Wrapped, options: Mapping[str, Any]) -> Method:
+    """The method of that name for a network."""
+    check_choice("method", name, METHODS)
+    try:
+        return METHODS[name](net, **options)
+    except TypeError as error:
+        raise OptionError(
+            f"method {name!r} cannot take method_options={options!r}: {error}", fix="look them up in docs/methods.md"
+        ) from error
+
+
+def positive(name: str, value: Any) -> float:
+    """An option that is a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise OptionError(f"{name}={value!r} is not a number above 0", fix=f"write {name}=0.1, or leave it out")
+    return float(value)

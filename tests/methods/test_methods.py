@@ -1,0 +1,270 @@
+"""Every method: on budget, exact after export, resumed bit for bit; and what each of them promises by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxprune
+from fxprune.errors import OptionError
+from fxprune.methods import METHODS, Method, make_method, register
+from fxprune.methods.tied import find_streams
+from fxprune.wrapped import Wrapped
+from tests.models.case import randomise as randomised
+from tests.train.small_run import resnet8, small_run
+from tests.train.test_resume import Crash, assert_same, crash, crashing, weights
+
+ALL = ("bar", "lzr", "ib", "morphnet", "random", "wm", "vq", "id")
+EXAMPLE = torch.zeros(2, 3, 16, 16)
+
+
+def randomise(model: Any) -> Any:
+    return randomised(model, torch.Generator().manual_seed(0))
+
+
+class Mobile(nn.Module):
+    """Grouped, depthwise and transposed convolutions, a squeeze-excite branch, a concat: whatever is not plain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.deep = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
+        self.grouped = nn.Conv2d(8, 12, 3, padding=1, groups=2)
+        self.squeeze, self.excite = nn.Conv2d(12, 4, 1), nn.Conv2d(4, 12, 1)
+        self.up = nn.ConvTranspose2d(12, 6, 2, stride=2)
+        self.tail = nn.Conv2d(6 + 6, 10, 1)
+        self.fc = nn.Linear(10, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.grouped(self.deep(torch.relu(self.stem(x)))))
+        x = x * torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean((2, 3), keepdim=True)))))
+        up = torch.relu(self.up(x))
+        out: torch.Tensor = self.fc(self.tail(torch.cat([up, up.flip(3)], 1)).amax((2, 3)))
+        return out
+
+
+def train_a_little(net: Wrapped, method: Method, steps: int = 12) -> None:
+    weights, _ = net.parameter_groups()
+    optimizer = torch.optim.SGD([weights], lr=0.01)
+    method.advance(0.0)
+    for step in range(steps):
+        x = torch.randn(4, *EXAMPLE.shape[1:])
+        loss = net.train()(x).square().mean()
+        penalty = method.penalty()
+        optimizer.zero_grad()
+        (loss if penalty is None else loss + penalty).backward()
+        optimizer.step()
+        method.advance((step + 1) / steps)
+
+
+@pytest.mark.parametrize("make", [resnet8, Mobile], ids=["residual", "mobile"])
+@pytest.mark.parametrize("metric", ["volume", "flops"])
+@pytest.mark.parametrize("name", ALL)
+def test_on_budget_and_exact(name: str, metric: str, make: Any) -> None:
+    torch.manual_seed(0)
+    model = make(width=8) if make is resnet8 else make()
+    net = fxprune.wrap(model, 1 / 4, metric=metric, example_inputs=EXAMPLE)
+    method = make_method(name, net, {})
+    train_a_little(net, method)
+    method.decide()
+    slim = fxprune.export(net.eval())
+    report: Any = slim.report
+    assert report.error <= 1e-9
+    assert 0.8 <= report.after[metric] / (report.before[metric] / 4) <= 1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_resumed_run_is_the_same(name: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"method": name, "teacher": None, "checkpoint_minutes": 0}
+    whole = small_run(tmp_path / "whole", loss=crashing(-1, crash), **options)
+    with pytest.raises(Crash):
+        small_run(tmp_path / "cut", loss=crashing(14, crash), **options)
+    again = small_run(tmp_path / "cut", loss=crashing(-1, crash), **options)
+    assert_same(weights(whole.slim), weights(again.slim))
+    assert whole.report["widths"] == again.report["widths"]
+
+
+def linear_net(hidden: int = 12) -> nn.Sequential:
+    net = nn.Sequential(nn.Conv2d(3, hidden, 3, bias=True), nn.BatchNorm2d(hidden), nn.Conv2d(hidden, 4, 1))
+    found: nn.Sequential = randomise(net).double().eval()
+    return found
+
+
+def pruned(name: str, model: nn.Module, share: float, size: int = 8) -> nn.Module:
+    net = fxprune.wrap(model, share, example_inputs=torch.zeros(1, 3, size, size, dtype=torch.float64))
+    make_method(name, net, {}).decide()
+    return fxprune.export(net)
+
+
+def test_id_is_exact_where_filters_depend_on_each_other() -> None:
+    """12 filters, 5 of them independent; the batch norm's shifts depend as the filters do."""
+    torch.manual_seed(1)
+    model = linear_net()
+    conv, norm = model[0], model[1]
+    assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and conv.bias is not None
+    mixing = torch.randn(12, 5, dtype=torch.float64)
+    with torch.no_grad():
+        scale = norm.weight / (norm.running_var + norm.eps).sqrt()  # type: ignore[operator]
+        folded = mixing @ torch.randn(5, 28, dtype=torch.float64)
+        conv.weight.copy_((folded[:, :-1] / scale[:, None]).reshape_as(conv.weight))
+        norm.bias.copy_(folded[:, -1] - scale * (conv.bias - norm.running_mean))  # type: ignore[operator]
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    expected = model(x)
+    slim = pruned("id", model, (5 + 4) / 16)  # the last layer's four are a model output
+    assert slim.get_submodule("0").weight.shape[0] == 5  # type: ignore[union-attr, index]
+    assert (slim(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
+    cut = pruned("id", model, (4 + 4) / 16)
+    assert (cut(x) - expected).abs().max() > 1e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["id", "vq"])
+def test_full_width_changes_nothing(name: str) -> None:
+    torch.manual_seed(0)
+    model = linear_net()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    assert (pruned(name, model, 1.0)(x) - model(x)).abs().max() <= 1e-9 * model(x).abs().max()
+
+
+class Twins(nn.Module):
+    """A residual net in which every second channel of each stream is the twin of another, batch norms included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.inner, self.bn1 = nn.Conv2d(8, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.outer, self.bn2 = nn.Conv2d(6, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8 * 16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.bn(self.stem(x)))
+        x = torch.sigmoid(x + self.bn2(self.outer(torch.relu(self.bn1(self.inner(x)))))) - 0.5
+        out: torch.Tensor = self.fc(nn.functional.adaptive_avg_pool2d(x, 4).flatten(1))
+        return out
+
+    def twin(self) -> None:
+        for conv, norm in ((self.stem, self.bn), (self.inner, self.bn1), (self.outer, self.bn2)):
+            for tensor in (conv.weight, conv.bias, norm.weight, norm.bias, norm.running_mean, norm.running_var):
+                if tensor is not None:
+                    tensor.data[1::2] = tensor.data[::2]
+
+
+def test_vq_is_exact_where_filters_are_twins() -> None:
+    """Through batch norms, nonlinearities, a residual add and a flatten."""
+    torch.manual_seed(0)
+    model = randomise(Twins()).double().eval()
+    model.twin()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    expected = model(x)
+    slim = pruned("vq", model, 1 / 2)
+    report: Any = slim.report
+    assert report.widths == {"stem": 4, "inner": 3, "outer": 4}
+    assert (slim(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
+    other = pruned("wm", model, 1 / 2)
+    assert (other(x) - expected).abs().max() > 1e-3 * expected.abs().max()
+
+
+def test_streams_are_scaled_together() -> None:
+    net = fxprune.wrap(resnet8(width=8), 1 / 4, example_inputs=EXAMPLE)
+    streams = find_streams(net)
+    assert [[writer.layer.name for writer in stream.writers] for stream in streams] == [
+        ["conv", "stage1.conv2"], ["stage1.conv1"], ["stage2.conv1"], ["stage2.conv2", "stage2.shortcut.0"],
+        ["stage3.conv1"], ["stage3.conv2", "stage3.shortcut.0"],
+    ]  # fmt: skip
+    make_method("wm", net, {}).decide()
+    masks = {name: gate.mask.tolist() for name, gate in net.gates.items()}
+    assert masks["conv"] == masks["stage1.conv2"] and sum(masks["conv"]) == 2
+    assert masks["stage3.conv2"] == masks["stage3.shortcut.0"] and sum(masks["stage3.conv2"]) == 8
+
+
+def test_weight_magnitude_keeps_the_largest() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    with torch.no_grad():
+        for row, size in zip(net[0].weight, (3.0, 1.0, 4.0, 2.0), strict=True):  # type: ignore[arg-type]
+            row.fill_(size)
+    wrapped = fxprune.wrap(net, (2 + 2) / 6, example_inputs=torch.zeros(1, 3, 8, 8))
+    make_method("wm", wrapped, {}).decide()
+    assert wrapped.gates["0"].mask.tolist() == [True, False, True, False]
+
+
+def test_halving_cuts_in_rounds_and_revives_nobody() -> None:
+    net = fxprune.wrap(resnet8(width=8), 1 / 8, example_inputs=EXAMPLE)
+    method, seen = make_method("random", net, {}), []
+    for progress in (0.0, 0.2, 0.34, 0.5, 0.67, 1.0):
+        method.advance(progress)
+        seen.append(net.bank.opened().clone())
+    shares = [net.analysis.costs.exact(mask.numpy()).volume / net.full_cost().volume for mask in seen]
+    assert [round(share, 2) for share in shares] == [0.5, 0.5, 0.25, 0.25, 0.12, 0.12]
+    assert not any(bool((later & ~earlier).any()) for earlier, later in zip(seen, seen[1:], strict=False))
+
+
+def test_stronger_lzr_and_ib_close_more() -> None:
+    def share(name: str, strength: float) -> float:
+        torch.manual_seed(0)
+        net = fxprune.wrap(resnet8(width=8), 1 / 4, example_inputs=EXAMPLE)
+        train_a_little(net, make_method(name, net, {"strength": strength}), steps=30)
+        return float(net.cost().volume) / net.full_cost().volume
+
+    for name in ("lzr", "ib"):
+        weak, strong = share(name, 1e-6), share(name, 1e3)
+        assert strong < weak and strong < 0.5, (name, weak, strong)
+
+
+def test_gaussian_gates_survive_copies_and_fold_into_the_slim_net() -> None:
+    torch.manual_seed(0)
+    net = fxprune.wrap(randomise(resnet8(width=8)).double(), 1 / 2, example_inputs=EXAMPLE.double()).eval()
+    make_method("ib", net, {})
+    law: Any = net.bank.law
+    with torch.no_grad():
+        law.mu.uniform_(-2, 2)
+        law.log_sigma.uniform_(-3, 3)
+    import copy
+
+    twin = copy.deepcopy(net).harden()
+    x = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    expected = net.harden()(x)
+    assert torch.equal(expected, twin(x))
+    assert (fxprune.export(net)(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
+
+
+def test_morphnet_scales_the_widths_that_are_left() -> None:
+    torch.manual_seed(0)
+    model = resnet8(width=8)
+    net = fxprune.wrap(model, 1 / 4, example_inputs=EXAMPLE)
+    method = make_method("morphnet", net, {})
+    with torch.no_grad():
+        net.get_submodule("stage3.bn1").weight[4:] = 0.01  # type: ignore[index]
+    method.decide()
+    widths = {name: int(gate.mask.sum()) for name, gate in net.gates.items()}
+    assert widths["stage3.conv1"] <= 2  # a quarter of what is left, not of what was
+    assert widths["stage2.conv1"] >= 4
+
+
+def test_method_of_a_users_own() -> None:
+    @register("last")
+    class Last(Method):
+        def decide(self) -> None:
+            self.net.harden({name: torch.arange(len(gate)) / len(gate) for name, gate in self.net.gates.items()})
+
+    try:
+        found = small_run(None, method="last", teacher=None)
+        assert found.report["cost"]["volume"]["after"] <= found.report["cost"]["volume"]["before"] / 2
+    finally:
+        del METHODS["last"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "wn"}, "wm"),
+        ({"method": "lzr", "method_options": {"strenght": 1}}, "strenght"),
+        ({"method": "lzr", "method_options": {"strength": -1}}, "strength=-1"),
+        ({"method": "lzr", "method_options": 3}, "method_options=3"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        small_run(None, teacher=None, **options)
