@@ -24,6 +24,7 @@ from fxprune.passes.fuse import fuse_batch_norms
 from fxprune.passes.verify import verify as verify_slim
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.loop import Pruned, Tools, run_all
+from fxprune.train.search import with_strength
 from fxprune.train.settings import MakeOptimizer, Settings, adam, three
 from fxprune.wrapped import Wrapped, compile_wrapped, present_ids
 
@@ -139,7 +140,8 @@ def prune(
     of the distillation is the model as it comes (``"self"``), the model trained first (``"train"``), another module,
     or None. ``loss(output, target)`` or ``loss(output, target, teacher_output)`` replaces cross entropy and
     distillation, ``metric_fn(output, target)`` the accuracy, ``optimizer(groups)`` Adam. With a folder, ``run``,
-    everything is kept there, and the same call goes on with a run that was cut off, bit for bit.
+    everything is kept there, and the same call goes on with a run that was cut off, bit for bit. ``method`` decides
+    what dies (docs/methods.md), and ``method_options`` are its own.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 10))
     >>> batches = [(torch.randn(4, 3, 8, 8), torch.arange(4)) for _ in range(5)]
@@ -155,10 +157,14 @@ def prune(
     how: dict[str, Any] = {"metric": metric, "ignore": ignore, "leaf": leaf, "noise": noise, "schedule": schedule}
     tools = Tools(lambda net, example: wrap(net, budget, example_inputs=example, **how), export)
     console = progress if isinstance(progress, Console) else Console() if progress else None
-    return run_all(
-        model, train, val, settings, tools,
-        example_inputs=example_inputs, folder=run, resume=resume, device=device, console=console,
-    )  # fmt: skip
+
+    def go(settings: Settings, folder: Any) -> Pruned:
+        return run_all(
+            model, train, val, settings, tools,
+            example_inputs=example_inputs, folder=folder, resume=resume, device=device, console=console,
+        )  # fmt: skip
+
+    return go(with_strength(settings, run, go), run)
 
 
 def inspect(

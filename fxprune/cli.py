@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from fxprune import __version__
-from fxprune.commands import check, export, inspect, prune
+from fxprune.commands import check, compare, export, inspect, prune
 from fxprune.commands.failures import told, where_of
 from fxprune.errors import FxPruneError
 
-COMMANDS = (inspect, prune, export, check)
+COMMANDS = (inspect, prune, compare, export, check)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fxprune.methods import METHODS
 from fxprune.rules import RULES
 
 ROOT = Path(__file__).parents[1]
@@ -18,7 +19,7 @@ RUN = [page for page in PAGES if page.name != "deploy.md"]  # run by tests/test_
 def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
-    known = set(RULES)
+    known, methods = set(RULES), set(METHODS)
     names: dict[str, object] = {}
     try:
         for block in blocks:
@@ -26,6 +27,8 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     finally:
         for target in set(RULES) - known:  # rules that a page adds as an example
             del RULES[target]
+        for name in set(METHODS) - methods:
+            del METHODS[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

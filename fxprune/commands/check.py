@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fxprune.budget.cost import METRICS
 from fxprune.budget.count import Count, count
 from fxprune.budget.target import Target
-from fxprune.commands.compare import Comparison, compare, load_candidate, load_references
+from fxprune.commands.difference import Comparison, compare, load_candidate, load_references
 from fxprune.commands.options import parse_budget
 from fxprune.errors import OptionError
 from fxprune.report.text import percent

@@ -18,7 +18,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "teacher": _MODEL,
     "optimizer": {"target": str, "arguments": dict},
     "prune": {
-        "budget": (*_NUMBER, str, dict), "metric": str, "epochs": list, "method": str, "teacher": str, "loss": str,
+        "budget": (*_NUMBER, str, dict), "metric": str, "epochs": list, "method": str, "method_options": dict,
+        "teacher": str, "loss": str,
         "metric_fn": str, "alpha": _NUMBER, "temperature": _NUMBER, "ignore": list, "leaf": list, "noise": str,
         "schedule": str, "seed": int, "checkpoint_minutes": _NUMBER, "device": str,
     },

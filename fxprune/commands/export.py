@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fxprune import __version__
-from fxprune.commands.compare import Comparison, compare
+from fxprune.commands.difference import Comparison, compare
 from fxprune.commands.options import check_writable
 from fxprune.emit.files import write_atomically
 from fxprune.emit.folder import duplicate, write

@@ -268,3 +268,14 @@ def test_method_of_a_users_own() -> None:
 def test_wrong_options(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         small_run(None, teacher=None, **options)
+
+
+def test_search_finds_a_strength_that_ends_near_the_budget(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"method": "lzr", "method_options": {"strength": "search"}, "teacher": None}
+    found = small_run(tmp_path / "run", epochs=(3, 0, 0), **options)
+    tried = [path for path in (tmp_path / "run-search").iterdir() if (path / "report.json").is_file()]
+    assert 1 <= len(tried) <= 6
+    assert f"{found.report['settings']['method_options']['strength']:.4g}" in {path.name for path in tried}
+    again = small_run(tmp_path / "run", epochs=(3, 0, 0), **options)  # everything is there already
+    assert again.report["seconds"] == pytest.approx(found.report["seconds"], abs=60)
+    assert again.report["widths"] == found.report["widths"]

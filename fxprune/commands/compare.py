@@ -1,0 +1,227 @@
+"""``fxprune compare``: entries x budgets x seeds from a TOML file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from fxprune.commands.compare_config import near, read_plan
+from fxprune.commands.failures import told, where_of
+from fxprune.commands.options import parse_budget
+from fxprune.commands.prune import _guarded, _network, _optimizer
+from fxprune.commands.target import called, find
+from fxprune.compare import rows as kept
+from fxprune.compare.display import Display
+from fxprune.compare.plan import TEACHER, Job, Plan
+from fxprune.compare.pool import Pool, alone, die_with_parent, python
+from fxprune.compare.result import Result
+from fxprune.compare.work import Parts, clear, one, row_file
+from fxprune.compare.write import write_all
+from fxprune.emit.files import write_atomically
+from fxprune.errors import FxPruneError, OptionError, TargetError
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EPILOG = """examples:
+  fxprune compare examples/compare.toml
+  fxprune compare examples/compare.toml --jobs 2 --minutes 60
+  fxprune compare examples/compare.toml --entries bar --budgets 1/4 --seeds 0
+  fxprune compare examples/compare.toml --tables --out results
+
+What is finished is kept: the same command goes on where it was cut off, in the middle of a run, too."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "compare",
+        help="prune with several methods, budgets and seeds, and lay the results side by side",
+        description="Train a teacher per seed, prune it with every entry to every budget, and write tables and figures "
+        "(docs/compare.md). The code that the file names is run.",
+        epilog=_EPILOG,
+    )
+    add = parser.add_argument
+    add("config", type=Path, metavar="CONFIG.toml", help="what to compare, on which model and data")
+    add("--run", dest="folder", metavar="FOLDER", help="where everything is kept, instead of [run] folder")
+    add("--jobs", type=int, default=1, metavar="N", help="runs at once, each a process; several get a thread each")
+    add("--minutes", type=float, metavar="M", help="start no run after so many minutes")
+    add("--entries", nargs="+", metavar="NAME", help="only these now")
+    add("--budgets", nargs="+", metavar="B", help="only these now")
+    add("--seeds", nargs="+", type=int, metavar="S", help="only these now")
+    add("--tables", action="store_true", help="run nothing, write the tables and figures of what is there")
+    add("--out", type=Path, metavar="DIR", help="where tables and figures go, instead of the folder")
+    add("--json", action="store_true", help="print all rows as JSON")
+    add("--one", help=argparse.SUPPRESS)
+    add("--threads", type=int, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    plan, sections = read_plan(options.config, options.folder)
+    if options.one:
+        return _one(plan, sections, options)
+    chosen = _chosen(plan, options)
+    console = Console(stderr=options.json)
+    with contextlib.nullcontext() if options.tables else alone(plan.folder):  # tables while it runs are fine
+        file = plan.folder / kept.ROWS
+        rows = kept.belonging(file, kept.read(file, repair=not options.tables), plan)
+        code = 0
+        # What the code that the file names prints is not part of the rows.
+        with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+            if not options.tables:
+                _check_targets(plan, sections)
+                code = _all(plan, rows, [job for job in chosen if job.key not in rows], options, console)
+        failed = [row for row in kept.read(plan.folder / kept.FAILED, repair=False) if row["key"] not in rows]
+        result = Result(plan, list(rows.values()), failed, _command(options.config))
+        for line in write_all(result, options.out or plan.folder):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if options.json:
+        print(json.dumps(list(rows.values()), indent=2))
+    return code
+
+
+def _chosen(plan: Plan, options: argparse.Namespace) -> list[Job]:
+    """The runs that are asked for; a name that leads to none is a mistake."""
+    for name in options.entries or ():
+        if name not in plan.entries:
+            raise OptionError(f"--entries: there is no entry {name!r}", fix=near(name, list(plan.entries)))
+    for seed in options.seeds or ():
+        if seed not in plan.seeds:
+            known = ", ".join(map(str, plan.seeds))
+            raise OptionError(f"--seeds: {seed} is not one of the config's", fix=f"the seeds are {known}")
+    shares = None if options.budgets is None else {parse_budget(text, "--budgets") for text in options.budgets}
+    if options.jobs < 1:
+        raise OptionError(f"--jobs {options.jobs} runs nothing", fix="write --jobs 1")
+    found = plan.jobs(options.entries, shares, options.seeds)
+    if not found:
+        budgets = list(dict.fromkeys(budget for entry in plan.entries.values() for budget in entry.budgets))
+        raise OptionError("no run is left by --entries, --budgets and --seeds", fix=f"budgets: {', '.join(budgets)}")
+    return found
+
+
+def _all(plan: Plan, rows: dict[str, kept.Row], left: list[Job], options: argparse.Namespace, console: Console) -> int:
+    """Run what is left; ``rows`` grows. 1 if a run failed."""
+    file, failed = plan.folder / kept.ROWS, plan.folder / kept.FAILED
+    again = {job.key for job in left}
+    before = [row for row in kept.read(failed) if row["key"] not in again]
+    kept.write(failed, before) if before else failed.unlink(missing_ok=True)
+    copied = plan.folder / "config.toml"  # an edit while it runs makes no difference
+    write_atomically(copied, options.config.read_bytes())
+
+    def command(job: Job) -> list[str]:
+        threads = ["--threads", "1"] if options.jobs > 1 else []
+        return [*python(), "compare", str(copied), "--run", str(plan.folder), "--one", job.key, *threads]
+
+    until = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
+    pool = Pool(plan.folder, command, options.jobs, until=until)
+    taught = {seed for seed in plan.seeds if f"{TEACHER}, seed {seed}" in rows}
+    bad = 0
+    with Display(console, plan, rows, pool, len(left)) as display, contextlib.closing(pool.run(left, taught)) as ended:
+        pool.look = display.refresh
+        for outcome in ended:
+            job, row = outcome.job, outcome.row
+            if row is None:
+                bad += 1
+                facts = {"key": job.key, "entry": job.entry, "budget": job.budget, "seed": job.seed}
+                kept.append(failed, {**facts, "error": outcome.error})
+            else:
+                if job.entry != TEACHER:
+                    row = {**row, "teacher": rows[f"{TEACHER}, seed {job.seed}"]["accuracy"]}
+                kept.append(file, row)
+                rows[job.key] = row
+                clear(plan.folder, job)
+            display.ended(outcome)
+    order = {job.key: number for number, job in enumerate(plan.jobs())}
+    for key in sorted(rows, key=order.__getitem__):
+        rows[key] = rows.pop(key)
+    waiting = len(left) - bad - sum(job.key in rows for job in left)
+    if waiting:
+        console.print(f"{waiting} of {len(left)} runs were not started: start the same command again", highlight=False)
+    return 1 if bad else 0
+
+
+def _one(plan: Plan, sections: dict[str, Any], options: argparse.Namespace) -> int:
+    """A process of a single run: its row goes into a file, whatever else is printed."""
+    die_with_parent()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    job = next((job for job in plan.jobs() if job.key == options.one), None)
+    if job is None:
+        raise OptionError(f"there is no run {options.one!r}", fix="leave --one out")
+    row = one(plan, job, _parts(sections))
+    row_file(plan.folder, job).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(row_file(plan.folder, job), json.dumps(row))
+    return 0
+
+
+def _parts(sections: dict[str, Any]) -> Parts:
+    shared = sections.get("prune", {})
+    functions = {name: _guarded(name, shared[name]) for name in ("loss", "metric_fn") if name in shared}
+    return Parts(lambda: _network("model", sections["model"]), _loaders, _optimizer, _tool, functions)
+
+
+def _loaders(table: dict[str, Any]) -> tuple[Any, ...]:
+    target = table["target"]
+    function = find(target, "function")
+    if not callable(function):
+        raise TargetError(f"{target} is not a function", fix="name one that returns (train, val, test) loaders")
+    made = called(target, function, table.get("arguments", {}), "[data] arguments")
+    if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
+        what = f"{len(made)} objects" if isinstance(made, (tuple, list)) else f"an object of type {type(made).__name__}"
+        raise TargetError(f"{target} returned {what}, not loaders", fix="return train, val or train, val, test")
+    return tuple(made)
+
+
+def _tool(target: str) -> Callable[..., Any]:
+    """Another tool; what it raises is told as its own fault."""
+    function = find(target, "tool")
+    if not callable(function):
+        raise TargetError(f"{target} is not a function", fix="name one that returns a smaller net (docs/compare.md)")
+
+    def guarded(*args: Any, **keywords: Any) -> Any:
+        try:
+            inspect.signature(function).bind(*args, **keywords)
+        except (TypeError, ValueError) as error:
+            raise TargetError(
+                f"{target} cannot be called: {error}", fix="see docs/compare.md for what a tool is called with"
+            ) from error
+        try:
+            return function(*args, **keywords)
+        except FxPruneError:
+            raise
+        except Exception as error:
+            raise TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix="correct it") from error
+
+    return guarded
+
+
+def _check_targets(plan: Plan, sections: dict[str, Any]) -> None:
+    """A misspelt name shows now, not after the teachers."""
+    find(plan.model["target"], "model")
+    find(plan.data["target"], "function")
+    find(plan.teacher_data["target"], "function")
+    _parts(sections)
+    for entry in plan.entries.values():
+        if entry.tool:
+            _tool(entry.tool)
+        if entry.optimizer:
+            _optimizer(entry.optimizer)
+    if plan.teacher.get("optimizer"):
+        _optimizer(plan.teacher["optimizer"])
+
+
+def _command(config: Path) -> str:
+    """As it could be typed again; a path of this machine is nobody's business."""
+    return f"fxprune compare {config.name if config.is_absolute() else config.as_posix()}"
+
+

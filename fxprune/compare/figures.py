@@ -1,0 +1,127 @@
+"""The figures of a comparison; drawing them twice gives the same files."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fxprune.compare.plan import Entry
+from fxprune.compare.result import Result, mean
+from fxprune.compare.rows import Row
+
+_AXES = {"volume": "volume factor", "flops": "FLOP factor"}
+_MARKERS = "osD^vP*X<>ph"
+
+
+def draw(result: Result, folder: Path) -> list[str]:
+    """Names of the figures that there is something to show of; ImportError without matplotlib."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "fxprune", "font.size": 9}):
+        from matplotlib.figure import Figure  # draws into files only: no window, no state of pyplot's
+
+        groups = [entry for group in result.metric_groups for entry in group]
+        todo: dict[str, Callable[[Any], bool]] = {
+            "accuracy": lambda figure: _accuracy(figure, result, result.entries(), list(_AXES)),
+            "neurons": lambda figure: _neurons(figure, result),
+            "metrics": lambda figure: _accuracy(figure, result, groups, list(reversed(_AXES))),
+        }
+        made = []
+        for name, work in todo.items():
+            figure = Figure(figsize=(10, 4.2), layout="constrained")
+            if not work(figure):
+                continue
+            figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+            made.append(name)
+    return made
+
+
+def _accuracy(figure: Any, result: Result, entries: list[Entry], metrics: list[str]) -> bool:
+    """A line per entry over its budgets, a panel per factor."""
+    entries = [entry for entry in entries if any(result.cell(entry.name, share) for share in entry.budgets.values())]
+    if not entries:
+        return False
+    known = list(result.plan.entries)
+    panels = figure.subplots(1, len(metrics), sharey=True)
+    for panel, metric in zip(panels, metrics, strict=True):
+        for entry in entries:
+            cells = [result.cell(entry.name, share) for share in sorted(entry.budgets.values(), reverse=True)]
+            found = [(_factor(cell, metric), cell) for cell in cells if cell]
+            places = [place for place, _ in found]
+            values = [mean(cell, "accuracy") or 0.0 for _, cell in found]
+            ends = [[row["accuracy"] for row in cell] for _, cell in found]
+            number = known.index(entry.name)  # the same colour in every figure
+            panel.errorbar(
+                places, values, color=f"C{number % 10}", marker=_MARKERS[number % len(_MARKERS)], capsize=2,
+                linewidth=1.2, markersize=4, label=entry.name,
+                yerr=[[max(0.0, v - min(e)) for v, e in zip(values, ends, strict=True)],
+                      [max(0.0, max(e) - v) for v, e in zip(values, ends, strict=True)]],
+            )  # fmt: skip
+        taught = mean(result.teachers, "accuracy")
+        if taught is not None:
+            panel.axhline(taught, color="black", linestyle="--", linewidth=1, label="teacher")
+        _log_axis(panel)
+        panel.set(xlabel=_AXES[metric])
+        panel.grid(alpha=0.3)
+    panels[0].set(ylabel="accuracy %")
+    panels[0].legend(fontsize=7)
+    return True
+
+
+def _log_axis(panel: Any) -> None:
+    """Factors as they are spoken of: 2, 4, 8, not powers of ten; at least two of them."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    panel.set_xscale("log", base=2)
+    ends = [math.log2(max(end, 1e-3)) for end in panel.get_xlim()]
+    panel.set_xlim(2 ** (math.floor(ends[0]) - 0.1), 2 ** (math.ceil(ends[1]) + 0.1))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _factor(cell: list[Row], metric: str) -> float:
+    found = mean(cell, "factor", metric)
+    return float("nan") if found is None else found
+
+
+def _neurons(figure: Any, result: Result) -> bool:
+    """Bars per block: the full net and each budget of the reference entry."""
+    entry = result.plan.entries[result.plan.reference]
+    cells = {text: result.cell(entry.name, share) for text, share in entry.budgets.items()}
+    cells = {text: cell for text, cell in cells.items() if cell}
+    if not cells:
+        return False
+    full = blocks(next(iter(cells.values()))[0]["full_widths"])
+    series = {"full": [float(count) for count in full.values()]}
+    for text, cell in cells.items():
+        found = [blocks(row["widths"]) for row in cell]
+        series[text] = [sum(each.get(block, 0) for each in found) / len(found) for block in full]
+    panel, width = figure.subplots(), 0.8 / len(series)
+    for number, (text, heights) in enumerate(series.items()):
+        places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(full))]
+        panel.bar(places, heights, width, label=text, color="0.7" if text == "full" else f"C{number - 1}")
+    panel.set_xticks(range(len(full)), list(full), rotation=90 if len(full) > 12 else 0)
+    panel.set(ylabel="channels", title=f"{entry.name}: channels of the convolutions, per block")
+    panel.legend()
+    return True
+
+
+def blocks(widths: dict[str, int]) -> dict[str, int]:
+    """Channels per block: the outermost module that holds two convolutions itself, or else the one around it.
+
+    >>> blocks({"conv": 8, "stage1.conv1": 8, "stage1.conv2": 8, "stage1.shortcut.0": 4, "stage2.conv1": 16})
+    {'conv': 8, 'stage1': 20, 'stage2': 16}
+    """
+    held = Counter(name.rpartition(".")[0] for name in widths)
+    found: dict[str, int] = {}
+    for name, count in widths.items():
+        above = name.split(".")[:-1]
+        places = [".".join(above[: depth + 1]) for depth in range(len(above))]
+        # layer1.0 and not layer1, nor layer1.0.shortcut
+        block = next((place for place in places if held[place] > 1), ".".join(above) or name)
+        found[block] = found.get(block, 0) + count
+    return found

@@ -1,0 +1,127 @@
+"""What is compared: entries, budgets and seeds, as runs that can be told apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TEACHER = "teacher"  # the entry of the rows of teachers
+_NOT_SETTINGS = ("checkpoint_minutes", "teacher")  # makes no difference; told as "distilled"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method, or another tool, with its settings: a line of the comparison."""
+
+    name: str
+    method: str | None  # or a tool
+    tool: str | None
+    budgets: dict[str, float]  # as written -> share
+    settings: dict[str, Any]  # as fxprune.prune takes them, defaults filled in
+    optimizer: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def metric(self) -> str:
+        return str(self.settings["metric"])
+
+    @property
+    def distilled(self) -> bool:
+        return bool(self.settings["teacher"] != "none")
+
+    @property
+    def what(self) -> str:
+        return self.method or str(self.tool)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: an entry at a budget with a seed, or the teacher of a seed."""
+
+    entry: str
+    budget: str
+    share: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """
+        >>> Job("bar", "1/8", 0.125, 0).key, Job(TEACHER, "", 1.0, 0).key
+        ('bar, 1/8, seed 0', 'teacher, seed 0')
+        """
+        return ", ".join([self.entry, *([self.budget] if self.budget else []), f"seed {self.seed}"])
+
+    @property
+    def name(self) -> str:
+        """Of its folder.
+
+        >>> Job("bar", "1/8", 0.125, 0).name, Job("bar, labels", "1/8", 0.125, 0).name
+        ('bar-1_8-0', 'bar-labels-1_8-0-ab2f09')
+        """
+        plain = re.sub(r"[^A-Za-z0-9.]+", "-", self.entry).strip("-.") or "entry"
+        parts = [plain, *([self.budget.replace("/", "_").replace("%", "pc")] if self.budget else []), str(self.seed)]
+        if plain != self.entry:  # two names may look alike now
+            parts.append(hashlib.blake2b(self.key.encode(), digest_size=3).hexdigest())
+        return "-".join(parts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a comparison; ``model``, ``data`` and ``teacher`` are sections of the config."""
+
+    entries: dict[str, Entry]
+    seeds: tuple[int, ...]
+    reference: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    teacher: dict[str, Any]
+    folder: Path
+
+    def jobs(
+        self,
+        entries: Collection[str] | None = None,
+        shares: Collection[float] | None = None,
+        seeds: Collection[int] | None = None,
+    ) -> list[Job]:
+        """In the order in which they run: teachers, then by seed and budget, the smallest first."""
+        chosen = [seed for seed in self.seeds if seeds is None or seed in seeds]
+        made = []
+        for seed in chosen:
+            found = [
+                Job(entry.name, budget, share, seed)
+                for entry in self.entries.values()
+                for budget, share in entry.budgets.items()
+                if (entries is None or entry.name in entries) and (shares is None or share in shares)
+            ]
+            made += sorted(found, key=lambda job: job.share)  # stable: entries stay in their order
+        used = {job.seed for job in made}
+        return [Job(TEACHER, "", 1.0, seed) for seed in chosen if seed in used] + made
+
+    def facts(self, job: Job) -> dict[str, Any]:
+        """What a row depends on, beside code and data: rows of other facts do not belong to this comparison."""
+        found: dict[str, Any] = {"model": self.model, "teacher": self.teacher}
+        if job.entry == TEACHER:
+            shared = self.entries[next(iter(self.entries))].settings
+            found |= {name: shared[name] for name in ("loss", "metric_fn") if name in shared}
+            found["data"] = self.teacher_data
+        else:
+            entry = self.entries[job.entry]
+            found |= {name: value for name, value in entry.settings.items() if name not in _NOT_SETTINGS}
+            found |= {"data": self.data, "method" if entry.method else "tool": entry.what}
+            found |= {"distilled": entry.distilled, "optimizer": entry.optimizer, "options": entry.options}
+        plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
+        return plain
+
+    @property
+    def device(self) -> str:
+        """Where teachers are trained: where the first entry is."""
+        return str(self.entries[next(iter(self.entries))].settings.get("device", "cpu"))
+
+    @property
+    def teacher_data(self) -> dict[str, Any]:
+        return {**self.data, **self.teacher.get("data", {})}

@@ -1,0 +1,102 @@
+"""Rows, arranged: by entry and budget, over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fxprune.compare.plan import TEACHER, Entry, Plan
+from fxprune.compare.rows import Row
+from fxprune.compare.statistics import Difference, paired
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is known of a comparison so far."""
+
+    plan: Plan
+    rows: list[Row]
+    failed: list[Row]
+    command: str
+
+    @cached_property
+    def _cells(self) -> dict[tuple[str, float], dict[int, Row]]:
+        found: dict[tuple[str, float], dict[int, Row]] = {}
+        for row in self.rows:
+            if row["entry"] != TEACHER:
+                found.setdefault((row["entry"], row["share"]), {})[row["seed"]] = row
+        return found
+
+    @property
+    def teachers(self) -> list[Row]:
+        return [row for row in self.rows if row["entry"] == TEACHER]
+
+    @property
+    def pruned(self) -> list[Row]:
+        return [row for row in self.rows if row["entry"] != TEACHER]
+
+    @property
+    def machines(self) -> list[str]:
+        """Those that rows come from."""
+        found = [row.get("machine") or {} for row in self.rows]
+        return list(dict.fromkeys(", ".join(f"{name} {value}" for name, value in each.items()) for each in found))
+
+    @property
+    def metrics(self) -> list[str]:
+        """Those that budgets are on, in the order of the entries."""
+        return list(dict.fromkeys(entry.metric for entry in self.plan.entries.values()))
+
+    def entries(self, metric: str | None = None) -> list[Entry]:
+        return [entry for entry in self.plan.entries.values() if metric is None or entry.metric == metric]
+
+    def cell(self, entry: str, share: float) -> list[Row]:
+        """A row per seed, in the order of the seeds."""
+        found = self._cells.get((entry, share), {})
+        return [found[seed] for seed in self.plan.seeds if seed in found]
+
+    def budgets(self, metric: str | None = None) -> dict[float, str]:
+        """Share -> as it was written, the largest first."""
+        found: dict[float, str] = {}
+        for entry in self.entries(metric):
+            for text, share in entry.budgets.items():
+                found.setdefault(share, text)
+        return dict(sorted(found.items(), reverse=True))
+
+    def difference(self, one: str, other: str, share: float) -> Difference | None:
+        """Accuracy of one entry minus that of another, over the seeds that both have."""
+        ones, others = ({row["seed"]: row["accuracy"] for row in self.cell(name, share)} for name in (one, other))
+        seeds = [seed for seed in ones if seed in others]
+        return paired([ones[seed] for seed in seeds], [others[seed] for seed in seeds]) if seeds else None
+
+    @property
+    def metric_groups(self) -> list[list[Entry]]:
+        """Entries that differ in what their budget is on, and in nothing else but the budgets."""
+        groups: dict[str, list[Entry]] = {}
+        for entry in self.plan.entries.values():
+            rest = {name: value for name, value in entry.settings.items() if name != "metric"}
+            key = repr((entry.what, sorted(rest.items(), key=str), entry.options, entry.optimizer))
+            groups.setdefault(key, []).append(entry)
+        return [group for group in groups.values() if len({entry.metric for entry in group}) > 1]
+
+
+def mean(rows: list[Row], *path: str) -> float | None:
+    """Of a number in every row; None where no row has it.
+
+    >>> mean([{"cost": {"volume": 2}}, {"cost": {"volume": 4}}, {"cost": None}], "cost", "volume")
+    3.0
+    """
+    found = [value for row in rows if (value := _at(row, path)) is not None]
+    return statistics.fmean(found) if found else None
+
+
+def over(rows: list[Row]) -> bool:
+    """Whether a net of these is over its budget; half a thousandth is rounding."""
+    return any(row["used"] > 1.0005 for row in rows)
+
+
+def _at(row: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        row = row.get(name) if isinstance(row, dict) else None
+    return row

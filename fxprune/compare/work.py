@@ -1,0 +1,231 @@
+"""One run of a comparison, in a process of its own: a teacher, or a teacher pruned to a budget. Both can be resumed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from fxprune.api import prune
+from fxprune.compare import measure
+from fxprune.compare.plan import TEACHER, Entry, Job, Plan
+from fxprune.compare.rows import Row
+from fxprune.emit.files import write_atomically
+from fxprune.errors import DataError, RunError, TargetError
+from fxprune.run import FACTS
+from fxprune.train import checkpoint
+from fxprune.train.data import Batches, example_of
+from fxprune.train.display import Display
+from fxprune.train.log import Log
+from fxprune.train.loop import REPORT
+from fxprune.train.measure import accuracy, evaluate
+from fxprune.train.phase import Phase, Trainer
+from fxprune.train.randomness import preserved, seed_all
+from fxprune.train.settings import MakeOptimizer, adam
+from fxprune.train.stop import Stop
+from fxprune.train.teaching import Teaching
+
+RUNS, TEACHERS = "runs", "teachers"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the config names, as objects; the command finds them."""
+
+    network: Callable[[], nn.Module]
+    loaders: Callable[[dict[str, Any]], tuple[Any, ...]]  # of a section [data]: train, val and maybe test
+    optimizer: Callable[[dict[str, Any]], MakeOptimizer]
+    tool: Callable[[str], Callable[..., Any]]
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)  # loss and metric_fn, if they are given
+
+
+def one(plan: Plan, job: Job, parts: Parts) -> Row:
+    """Do the run, or what is left of it, and tell how it went."""
+    worker = _Worker(plan, job, parts)
+    return worker.teacher() if job.entry == TEACHER else worker.pruned(plan.entries[job.entry])
+
+
+def row_file(folder: Path, job: Job) -> Path:
+    """Where a run leaves its row for the comparison to pick up."""
+    return folder / RUNS / f"{job.name}.row.json"
+
+
+def clear(folder: Path, job: Job) -> None:
+    """What is large, or of no use once the row is kept."""
+    for file in (folder / RUNS / job.name / checkpoint.FILE, row_file(folder, job), log_file(folder, job)):
+        file.unlink(missing_ok=True)
+
+
+def log_file(folder: Path, job: Job) -> Path:
+    """What a run printed; kept if it fails."""
+    return folder / RUNS / f"{job.name}.log"
+
+
+class _Worker:
+    def __init__(self, plan: Plan, job: Job, parts: Parts) -> None:
+        self.plan, self.job, self.parts = plan, job, parts
+        self.folder = plan.folder / RUNS / job.name
+        self.begin = time.perf_counter()
+        seed_all(job.seed, "made")  # random weights are the same ones when a run goes on
+        self.net = parts.network()
+
+    # ------------------------------------------------------------ teachers
+
+    def teacher(self) -> Row:
+        loaders = self._loaders(self.plan.teacher_data)
+        weights = self.plan.teacher.get("weights")
+        if weights is not None:
+            self._load(Path(str(weights).format(seed=self.job.seed)))
+            seconds = 0.0
+        else:
+            seconds = self._train(loaders)
+            file = self.plan.folder / TEACHERS / f"{self.job.seed}.pt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(self.net.cpu().state_dict(), file.with_suffix(".part"))
+            os.replace(file.with_suffix(".part"), file)
+        scores = self._scores(self.net, self._loaders(self.plan.data))
+        return {**self._row(), **scores, "seconds": round(seconds, 1)}
+
+    def _train(self, loaders: tuple[Any, ...]) -> float:
+        """Labels only; from the checkpoint, if there is one."""
+        epochs, slow = self.plan.teacher["epochs"]
+        table = self.plan.teacher.get("optimizer")
+        make = self.parts.optimizer(table) if table else adam
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / checkpoint.FILE
+        facts = {"settings": json.dumps(self.plan.facts(self.job), sort_keys=True)}
+        saved = checkpoint.load(file) if file.is_file() else None
+        if saved is not None and saved["facts"] != facts:
+            raise RunError(f"{self.folder} was started with other settings", fix="use another folder")
+        log = Log(self.folder)
+        self.net.to(self.plan.device)
+        train, val = Batches(loaders[0], "train"), Batches(loaders[1], "val")
+        with preserved(), Stop() as stop, Display(Console()) as display:
+            trainer = Trainer(
+                train, val, self._metric, _device_of(self.net), self.job.seed, log, display, stop, file, 5, facts,
+                saved,
+            )  # fmt: skip
+            optimizer = make([{"params": list(self.net.parameters())}])
+            loss = Teaching(self.parts.functions.get("loss"), None, 0.0, 1.0)
+            trainer.run(Phase("teacher", self.net, optimizer, loss, epochs, slow))
+            log.close()
+            return trainer.seconds
+
+    # ------------------------------------------------------------ pruned nets
+
+    def pruned(self, entry: Entry) -> Row:
+        weights = self.plan.teacher.get("weights", str(self.plan.folder / TEACHERS / "{seed}.pt"))
+        self._load(Path(str(weights).format(seed=self.job.seed)))
+        loaders = self._loaders(self.plan.data)
+        example = example_of(Batches(loaders[0], "train").first())
+        slim, report, seconds = (self._by_prune if entry.method else self._by_tool)(entry, loaders, example)
+        full = self.net.eval()
+        inputs = measure.inputs_of(example)
+        place = _device_of(slim)
+        scores = self._scores(slim, loaders)
+        before, after = measure.cost(full.cpu(), inputs), measure.cost(slim.cpu(), inputs)
+        kept, wide = measure.widths(slim), measure.widths(full)
+        row = {
+            **self._row(),
+            "method" if entry.method else "tool": entry.what,
+            "metric": entry.metric,
+            "budget": self.job.budget,
+            "share": self.job.share,
+            "distilled": entry.distilled,
+            **scores,
+            "cost": after,
+            "full": before,
+            "used": round(after[entry.metric] / (self.job.share * before[entry.metric]), 6),
+            "factor": {name: round(before[name] / after[name], 4) if after[name] else None for name in before},
+            "widths": {name: kept.get(name, 0) for name in wide} | kept,
+            "full_widths": wide,
+            "regular": report.get("regular"),
+            "reached": report.get("reached"),
+            "latency": measure.latency(slim.to(place), full.to(place), inputs),
+            "seconds": round(seconds, 1),
+        }
+        if entry.tool:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / REPORT, json.dumps(row, indent=2) + "\n")
+        return row
+
+    def _by_prune(self, entry: Entry, loaders: tuple[Any, ...], example: Any) -> tuple[nn.Module, Row, float]:
+        if (self.folder / FACTS).exists() and not (self.folder / checkpoint.FILE).exists():
+            shutil.rmtree(self.folder)  # a finished run whose row is gone: its checkpoint is, too
+        chosen = {**entry.settings, **self.parts.functions}
+        if chosen["teacher"] == "none":
+            chosen["teacher"] = None
+        if entry.optimizer:
+            chosen["optimizer"] = self.parts.optimizer(entry.optimizer)
+        if entry.options:
+            chosen["method_options"] = entry.options
+        made = prune(
+            self.net, loaders[0], loaders[1], budget=self.job.share, method=entry.what, seed=self.job.seed,
+            run=self.folder, resume=True, example_inputs=example, **chosen,
+        )  # fmt: skip
+        return made.slim, made.report, float(made.report["seconds"])
+
+    def _by_tool(self, entry: Entry, loaders: tuple[Any, ...], example: Any) -> tuple[nn.Module, Row, float]:
+        tool, chosen = self.parts.tool(entry.what), entry.settings
+        teacher = copy.deepcopy(self.net).eval().requires_grad_(False) if entry.distilled else None
+        seed_all(self.job.seed, "tool")
+        begin = time.perf_counter()
+        made = tool(
+            copy.deepcopy(self.net), loaders[0], loaders[1], budget=self.job.share, metric=entry.metric,
+            epochs=tuple(chosen["epochs"]), teacher=teacher, alpha=chosen["alpha"], temperature=chosen["temperature"],
+            optimizer=self.parts.optimizer(entry.optimizer) if entry.optimizer else adam,
+            seed=self.job.seed, example_inputs=example, **entry.options,
+        )  # fmt: skip
+        if not isinstance(made, nn.Module):
+            raise TargetError(
+                f"{entry.what} returned an object of type {type(made).__name__}, not a net", fix="return the slim net"
+            )
+        return made, {}, time.perf_counter() - begin
+
+    # ------------------------------------------------------------ both
+
+    def _row(self) -> Row:
+        job = self.job
+        facts = {"settings": self.plan.facts(job), "machine": measure.machine()}
+        return {"key": job.key, "entry": job.entry, "seed": job.seed, **facts}
+
+    @property
+    def _metric(self) -> Any:
+        return self.parts.functions.get("metric_fn", accuracy)
+
+    def _loaders(self, table: dict[str, Any]) -> tuple[Any, ...]:
+        found = self.parts.loaders(table)
+        if found[1] is None:
+            raise DataError("there is no validation data: nothing can be compared", fix="return train, val")
+        return found
+
+    def _load(self, file: Path) -> None:
+        try:
+            self.net.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        except Exception as error:  # there are many ways for a file not to fit
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunError(
+                f"the teacher {file} cannot be loaded: {why}", fix="name files of state dicts of the model"
+            ) from error
+
+    def _scores(self, net: nn.Module, loaders: tuple[Any, ...]) -> dict[str, float]:
+        """In percent. What counts is the last: the test data, or the validation data where there is none."""
+        found = [
+            round(100 * evaluate(net, Batches(loader, name), self._metric, _device_of(net)), 4)
+            for loader, name in zip(loaders[1:], ("val", "test"), strict=False)
+        ]
+        return {"accuracy": found[-1], "val": found[0]}
+
+
+def _device_of(net: nn.Module) -> torch.device:
+    return next((p.device for p in net.parameters()), torch.device("cpu"))
