@@ -25,6 +25,7 @@ from fxprune.passes.choose import check_reachable, choose
 from fxprune.passes.compile import compile_slim
 from fxprune.passes.dense import Bools, regular_blocks, revived
 from fxprune.passes.insert import BANK, find_sites, insert
+from fxprune.passes.unread import keep_unread
 from fxprune.tracing import real_root
 from fxprune.tracing.copies import copy_module
 
@@ -52,7 +53,7 @@ class Wrapped(fx.GraphModule):
         super().__init__(root, graph, type(model).__name__)
         for name in gated:
             self.set_submodule(name, gated_norm(root.get_submodule(name)))
-        _keep_unread(root, self)
+        keep_unread(root, self)
         self.train(model.training)
         hidden = {"_analysis": analysis, "target": target, "options": options, "_model": root, "_fxprune_wrapped": True}
         hidden["_in_place"] = in_place
@@ -383,24 +384,3 @@ def _check_names(model: nn.Module, graph: fx.Graph) -> None:
                 "in a wrapped or exported net",
                 fix=f"rename it, for example self.{name} to self.{name.strip('_')}_layer",
             )
-
-
-def _keep_unread(root: nn.Module, made: nn.Module) -> None:
-    """Parameters that the graph does not read (auxiliary heads) stay, so that the original's checkpoints load."""
-    present = set(made.state_dict(keep_vars=True))
-    for name in root.state_dict(keep_vars=True):
-        if name in present:
-            continue
-        source, target = root, made
-        *owners, leaf = name.split(".")
-        for atom in owners:
-            if atom not in target._modules:
-                target.add_module(atom, source.get_submodule(atom))
-                break
-            source, target = source.get_submodule(atom), target.get_submodule(atom)
-        else:
-            if leaf in source._parameters:
-                target.register_parameter(leaf, source._parameters[leaf])
-            elif leaf in source._buffers:
-                target.register_buffer(leaf, source._buffers[leaf])
-        present = set(made.state_dict(keep_vars=True))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +14,9 @@ import torch
 from rich.console import Console
 
 from fxprune.commands.compare_config import near, read_plan
-from fxprune.commands.failures import told, where_of
 from fxprune.commands.options import parse_budget
-from fxprune.commands.prune import _guarded, _network, _optimizer
-from fxprune.commands.target import called, find
+from fxprune.commands.parts import guarded, loaders, network, optimizer, tool
+from fxprune.commands.target import find
 from fxprune.compare import rows as kept
 from fxprune.compare.display import Display
 from fxprune.compare.plan import TEACHER, Job, Plan
@@ -28,7 +25,7 @@ from fxprune.compare.result import Result
 from fxprune.compare.work import Parts, clear, one, row_file
 from fxprune.compare.write import write_all
 from fxprune.emit.files import write_atomically
-from fxprune.errors import FxPruneError, OptionError, TargetError
+from fxprune.errors import OptionError
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -158,51 +155,16 @@ def _one(plan: Plan, sections: dict[str, Any], options: argparse.Namespace) -> i
     job = next((job for job in plan.jobs() if job.key == options.one), None)
     if job is None:
         raise OptionError(f"there is no run {options.one!r}", fix="leave --one out")
-    row = one(plan, job, _parts(sections))
+    row = one(plan, job, parts_of(sections))
     row_file(plan.folder, job).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(row_file(plan.folder, job), json.dumps(row))
     return 0
 
 
-def _parts(sections: dict[str, Any]) -> Parts:
+def parts_of(sections: dict[str, Any]) -> Parts:
     shared = sections.get("prune", {})
-    functions = {name: _guarded(name, shared[name]) for name in ("loss", "metric_fn") if name in shared}
-    return Parts(lambda: _network("model", sections["model"]), _loaders, _optimizer, _tool, functions)
-
-
-def _loaders(table: dict[str, Any]) -> tuple[Any, ...]:
-    target = table["target"]
-    function = find(target, "function")
-    if not callable(function):
-        raise TargetError(f"{target} is not a function", fix="name one that returns (train, val, test) loaders")
-    made = called(target, function, table.get("arguments", {}), "[data] arguments")
-    if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
-        what = f"{len(made)} objects" if isinstance(made, (tuple, list)) else f"an object of type {type(made).__name__}"
-        raise TargetError(f"{target} returned {what}, not loaders", fix="return train, val or train, val, test")
-    return tuple(made)
-
-
-def _tool(target: str) -> Callable[..., Any]:
-    """Another tool; what it raises is told as its own fault."""
-    function = find(target, "tool")
-    if not callable(function):
-        raise TargetError(f"{target} is not a function", fix="name one that returns a smaller net (docs/compare.md)")
-
-    def guarded(*args: Any, **keywords: Any) -> Any:
-        try:
-            inspect.signature(function).bind(*args, **keywords)
-        except (TypeError, ValueError) as error:
-            raise TargetError(
-                f"{target} cannot be called: {error}", fix="see docs/compare.md for what a tool is called with"
-            ) from error
-        try:
-            return function(*args, **keywords)
-        except FxPruneError:
-            raise
-        except Exception as error:
-            raise TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix="correct it") from error
-
-    return guarded
+    functions = {name: guarded(name, shared[name]) for name in ("loss", "metric_fn") if name in shared}
+    return Parts(lambda: network("model", sections["model"]), loaders, optimizer, tool, functions)
 
 
 def _check_targets(plan: Plan, sections: dict[str, Any]) -> None:
@@ -210,14 +172,14 @@ def _check_targets(plan: Plan, sections: dict[str, Any]) -> None:
     find(plan.model["target"], "model")
     find(plan.data["target"], "function")
     find(plan.teacher_data["target"], "function")
-    _parts(sections)
+    parts_of(sections)
     for entry in plan.entries.values():
         if entry.tool:
-            _tool(entry.tool)
+            tool(entry.tool)
         if entry.optimizer:
-            _optimizer(entry.optimizer)
+            optimizer(entry.optimizer)
     if plan.teacher.get("optimizer"):
-        _optimizer(plan.teacher["optimizer"])
+        optimizer(plan.teacher["optimizer"])
 
 
 def _command(config: Path) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,7 @@ Table = dict[str, Any]
 
 def read_plan(path: Path, folder: str | None) -> tuple[Plan, Table]:
     """The plan, and the sections as they were written; ``folder`` takes the place of [run] folder."""
-    found = _read(path)
+    found = prune_config.read_toml(path)
     for section, table in found.items():
         _check_keys(path, section, table, KEYS.get(section))
     for name, table in found.get("entries", {}).items():
@@ -72,20 +70,6 @@ def near(name: str, known: list[str], what: str = "entries") -> str:
     """A guess at what was meant, or what there is."""
     found = get_close_matches(name, known, n=1)
     return f"did you mean {found[0]}?" if found else f"the {what} are {', '.join(known)}"
-
-
-def _read(path: Path) -> Table:
-    try:
-        reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ModuleNotFoundError as error:
-        raise OptionError("Python 3.10 cannot read TOML by itself", fix="pip install tomli") from error
-    try:
-        found: Table = reader.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}", fix="name a TOML file") from error
-    except ValueError as error:  # of TOML, or of UTF-8
-        raise OptionError(f"{path} is not TOML: {error}", fix='write lines [section] and key = "value"') from error
-    return found
 
 
 def _check_keys(path: Path, section: str, table: Any, keys: Table | None) -> None:

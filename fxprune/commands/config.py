@@ -36,6 +36,18 @@ _WORDS = {int: "a whole number", float: "a number", str: "a text", dict: "a tabl
 
 def read_config(path: Path) -> dict[str, dict[str, Any]]:
     """Section -> key -> value; sections that are left out are empty."""
+    found = read_toml(path)
+    for section, table in found.items():
+        _check_section(path, section, table)
+    for section, key in REQUIRED.items():
+        if key not in found.get(section, {}):
+            missing = f"key {key!r} in [{section}]" if section in found else f"section [{section}]"
+            raise OptionError(f"{path} has no {missing}", fix=f"add under [{section}]: {_EXAMPLE[section]}")
+    return {section: found.get(section, {}) for section in KEYS}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What is in a file, not checked."""
     name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
     try:
         reader = importlib.import_module(name)
@@ -47,13 +59,7 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
         raise OptionError(f"{path} cannot be read: {error.strerror}", fix="name a TOML file") from error
     except ValueError as error:  # of TOML, or of UTF-8
         raise OptionError(f"{path} is not TOML: {error}", fix='write lines [section] and key = "value"') from error
-    for section, table in found.items():
-        _check_section(path, section, table)
-    for section, key in REQUIRED.items():
-        if key not in found.get(section, {}):
-            missing = f"key {key!r} in [{section}]" if section in found else f"section [{section}]"
-            raise OptionError(f"{path} has no {missing}", fix=f"add under [{section}]: {_EXAMPLE[section]}")
-    return {section: found.get(section, {}) for section in KEYS}
+    return found
 
 
 def _check_section(path: Path, section: str, table: Any) -> None:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
-from torch import nn
 
 from fxprune.api import prune
 from fxprune.commands.config import read_config
-from fxprune.commands.failures import told, where_of
 from fxprune.commands.options import parse_budget
-from fxprune.commands.target import called, find, load_model
-from fxprune.errors import FxPruneError, OptionError, TargetError
+from fxprune.commands.parts import guarded, loaders, network, optimizer
+from fxprune.errors import OptionError
 from fxprune.report.text import percent
 from fxprune.train.loop import Pruned
 from fxprune.train.randomness import seed_all
@@ -62,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         seed_all(config["prune"].get("seed", 0), "made")  # random weights are the same ones when a run goes on
         arguments = _arguments(config)
-        train, val = _loaders(config["data"])
-        model = _network("model", config["model"])
+        train, val, *_ = loaders(config["data"])
+        model = network("model", config["model"])
         made = prune(model, train, val, run=folder, resume=options.resume, progress=console, **arguments)
     print(json.dumps(made.report, indent=2) if options.json else "\n".join(_lines(made)))
     return 0
@@ -82,81 +77,16 @@ def _arguments(config: dict[str, dict[str, Any]]) -> dict[str, Any]:
         }
     for name in ("loss", "metric_fn"):
         if name in found:
-            found[name] = _guarded(name, found[name])
+            found[name] = guarded(name, found[name])
     if found.get("teacher") == "none":
         found["teacher"] = None
     if config["teacher"]:
         if "teacher" in found:
             raise OptionError("there are a section [teacher] and a key teacher in [prune]", fix="keep one of them")
-        found["teacher"] = _network("teacher", config["teacher"])
+        found["teacher"] = network("teacher", config["teacher"])
     if config["optimizer"]:
-        found["optimizer"] = _optimizer(config["optimizer"])
+        found["optimizer"] = optimizer(config["optimizer"])
     return found
-
-
-def _network(section: str, table: dict[str, Any]) -> nn.Module:
-    if "target" not in table:
-        raise OptionError(f"[{section}] has no target", fix='write target = "models.py:resnet8"')
-    net = load_model(table["target"], table.get("arguments", {}), f"[{section}] arguments")
-    if "weights" in table:
-        try:
-            net.load_state_dict(torch.load(table["weights"], map_location="cpu", weights_only=True))
-        except Exception as error:  # there are many ways for a file not to fit
-            raise TargetError(
-                f"the weights {table['weights']} cannot be loaded into {table['target']}: {told(error)}",
-                fix="name a file that torch.save(model.state_dict(), file) wrote",
-            ) from error
-    return net
-
-
-def _loaders(table: dict[str, Any]) -> tuple[Any, Any]:
-    target = table["target"]
-    function = find(target, "function")
-    if not callable(function):
-        raise TargetError(f"{target} is not a function", fix="name one that returns (train, val) loaders")
-    made = called(target, function, table.get("arguments", {}), "[data] arguments")
-    if not isinstance(made, (tuple, list)) or len(made) != 2:
-        raise TargetError(
-            f"{target} returned an object of type {type(made).__name__}, not two loaders", fix="return train, val"
-        )
-    return made[0], made[1]
-
-
-def _optimizer(table: dict[str, Any]) -> Callable[[list[dict[str, Any]]], torch.optim.Optimizer]:
-    if "target" not in table:
-        raise OptionError("[optimizer] has no target", fix='write target = "torch.optim:SGD"')
-    kind, arguments = find(table["target"], "optimizer"), table.get("arguments", {})
-
-    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        try:
-            made = kind(groups, **arguments)
-        except (TypeError, ValueError) as error:
-            raise OptionError(
-                f"{table['target']} failed: {told(error)}", fix="correct [optimizer] arguments"
-            ) from error
-        if not isinstance(made, torch.optim.Optimizer):
-            raise TargetError(f"{table['target']} made no optimizer", fix='name one: target = "torch.optim:SGD"')
-        return made
-
-    return make
-
-
-def _guarded(name: str, target: str) -> Callable[..., Any]:
-    """A function of the user's; what it raises is told as its own fault."""
-    function = find(target, name)
-    if not callable(function):
-        raise TargetError(f"{target} is not a function", fix=f"name a function of (output, target) for {name}")
-
-    @functools.wraps(function)
-    def guarded(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except FxPruneError:
-            raise
-        except Exception as error:
-            raise TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix="correct it") from error
-
-    return guarded
 
 
 def _lines(made: Pruned) -> list[str]:

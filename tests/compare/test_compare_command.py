@@ -18,7 +18,7 @@ import torch
 
 import fxprune
 from fxprune.cli import main
-from fxprune.commands.compare import _parts
+from fxprune.commands.compare import parts_of
 from fxprune.commands.compare_config import read_plan
 from fxprune.compare.work import one
 
@@ -217,7 +217,7 @@ def test_ctrl_c_and_on(shell: Shell) -> None:
     assert code == 0 and "1/1  bar, 1/2, seed 0" in out
     shutil.copytree("kept/teachers", "whole/teachers")
     plan, sections = read_plan(Path("config.toml"), "whole")
-    one(plan, plan.jobs(["bar"])[1], _parts(sections))
+    one(plan, plan.jobs(["bar"])[1], parts_of(sections))
     files = [f"{run}/runs/bar-1_2-0/slim/weights.pt" for run in ("kept", "whole")]
     first, second = (torch.load(file, weights_only=True) for file in files)
     assert list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)

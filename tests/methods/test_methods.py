@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def test_halving_cuts_in_rounds_and_revives_nobody() -> None:
         seen.append(net.bank.opened().clone())
     shares = [net.analysis.costs.exact(mask.numpy()).volume / net.full_cost().volume for mask in seen]
     assert [round(share, 2) for share in shares] == [0.5, 0.5, 0.25, 0.25, 0.12, 0.12]
-    assert not any(bool((later & ~earlier).any()) for earlier, later in zip(seen, seen[1:], strict=False))
+    assert not any(bool((later & ~earlier).any()) for earlier, later in itertools.pairwise(seen))
 
 
 def test_stronger_lzr_and_ib_close_more() -> None:

@@ -1,0 +1,105 @@
+"""What a TOML file names: networks, loaders, optimizers, functions, other tools."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxprune.commands.failures import told, where_of
+from fxprune.commands.target import called, find, load_model
+from fxprune.errors import FxPruneError, OptionError, TargetError
+
+
+def network(section: str, table: dict[str, Any]) -> nn.Module:
+    """The model that a section names, with its weights."""
+    if "target" not in table:
+        raise OptionError(f"[{section}] has no target", fix='write target = "models.py:resnet8"')
+    net = load_model(table["target"], table.get("arguments", {}), f"[{section}] arguments")
+    if "weights" in table:
+        try:
+            net.load_state_dict(torch.load(table["weights"], map_location="cpu", weights_only=True))
+        except Exception as error:  # there are many ways for a file not to fit
+            raise TargetError(
+                f"the weights {table['weights']} cannot be loaded into {table['target']}: {told(error)}",
+                fix="name a file that torch.save(model.state_dict(), file) wrote",
+            ) from error
+    return net
+
+
+def loaders(table: dict[str, Any]) -> tuple[Any, ...]:
+    """For training, for validation and, perhaps, for the test at the end."""
+    target = table["target"]
+    function = find(target, "function")
+    if not callable(function):
+        raise TargetError(f"{target} is not a function", fix="name one that returns (train, val, test) loaders")
+    made = called(target, function, table.get("arguments", {}), "[data] arguments")
+    if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
+        what = f"{len(made)} objects" if isinstance(made, (tuple, list)) else f"an object of type {type(made).__name__}"
+        raise TargetError(f"{target} returned {what}, not loaders", fix="return train, val or train, val, test")
+    return tuple(made)
+
+
+def optimizer(table: dict[str, Any]) -> Callable[[list[dict[str, Any]]], torch.optim.Optimizer]:
+    """What makes the optimizer that a section names."""
+    if "target" not in table:
+        raise OptionError("[optimizer] has no target", fix='write target = "torch.optim:SGD"')
+    kind, arguments = find(table["target"], "optimizer"), table.get("arguments", {})
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        try:
+            made = kind(groups, **arguments)
+        except (TypeError, ValueError) as error:
+            raise OptionError(
+                f"{table['target']} failed: {told(error)}", fix="correct [optimizer] arguments"
+            ) from error
+        if not isinstance(made, torch.optim.Optimizer):
+            raise TargetError(f"{table['target']} made no optimizer", fix='name one: target = "torch.optim:SGD"')
+        return made
+
+    return make
+
+
+def guarded(name: str, target: str) -> Callable[..., Any]:
+    """A function of the user's; what it raises is told as its own fault."""
+    function = find(target, name)
+    if not callable(function):
+        raise TargetError(f"{target} is not a function", fix=f"name a function of (output, target) for {name}")
+
+    @functools.wraps(function)
+    def guarded(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except FxPruneError:
+            raise
+        except Exception as error:
+            raise TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix="correct it") from error
+
+    return guarded
+
+
+def tool(target: str) -> Callable[..., Any]:
+    """Another tool; what it raises is told as its own fault."""
+    function = find(target, "tool")
+    if not callable(function):
+        raise TargetError(f"{target} is not a function", fix="name one that returns a smaller net (docs/compare.md)")
+
+    def guarded(*args: Any, **keywords: Any) -> Any:
+        try:
+            inspect.signature(function).bind(*args, **keywords)
+        except (TypeError, ValueError) as error:
+            raise TargetError(
+                f"{target} cannot be called: {error}", fix="see docs/compare.md for what a tool is called with"
+            ) from error
+        try:
+            return function(*args, **keywords)
+        except FxPruneError:
+            raise
+        except Exception as error:
+            raise TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix="correct it") from error
+
+    return guarded
