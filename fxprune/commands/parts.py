@@ -40,7 +40,7 @@ def loaders(table: dict[str, Any]) -> tuple[Any, ...]:
     made = called(target, function, table.get("arguments", {}), "[data] arguments")
     if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
         what = f"{len(made)} objects" if isinstance(made, (tuple, list)) else f"an object of type {type(made).__name__}"
-        raise TargetError(f"{target} returned {what}, not loaders", fix="return train, val or train, val, test")
+        raise TargetError(f"{target} returned {what}, not two loaders or three", fix="return train, val")
     return tuple(made)
 
 

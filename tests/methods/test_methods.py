@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -222,8 +223,6 @@ def test_gaussian_gates_survive_copies_and_fold_into_the_slim_net() -> None:
     with torch.no_grad():
         law.mu.uniform_(-2, 2)
         law.log_sigma.uniform_(-3, 3)
-    import copy
-
     twin = copy.deepcopy(net).harden()
     x = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     expected = net.harden()(x)
