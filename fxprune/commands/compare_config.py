@@ -11,6 +11,7 @@ from fxprune.api import prune
 from fxprune.budget.cost import METRICS
 from fxprune.budget.schedule import SCHEDULES
 from fxprune.commands import config as prune_config
+from fxprune.commands import parts
 from fxprune.commands.options import parse_budget
 from fxprune.compare.plan import TEACHER, Entry, Plan
 from fxprune.errors import OptionError, check_choice
@@ -144,7 +145,7 @@ def _entry(found: Table, name: str, table: Table, where: str) -> Entry:
             f"{where} has {'no method and no tool' if method is None else 'a method and a tool'}",
             fix='write method = "bar", or tool = "tools.py:function"',
         )
-    if method is not None and method not in METHODS:
+    if method is not None and parts.method(method) not in METHODS:
         raise OptionError(f"{where}: there is no method {method!r}", fix=near(method, list(METHODS), "methods"))
     given = own.pop("budgets", None)
     budgets = _budgets(found["compare"]["budgets"] if given is None else given, "[compare]" if given is None else where)

@@ -13,6 +13,7 @@ from torch import nn
 from fxprune.commands.failures import told, where_of
 from fxprune.commands.target import called, find, load_model
 from fxprune.errors import FxPruneError, OptionError, TargetError
+from fxprune.methods import METHODS, Method, register
 
 
 def network(section: str, table: dict[str, Any]) -> nn.Module:
@@ -62,6 +63,16 @@ def optimizer(table: dict[str, Any]) -> Callable[[list[dict[str, Any]]], torch.o
         return made
 
     return make
+
+
+def method(name: str) -> str:
+    """A method's name; ``"methods.py:Mine"`` makes a class of the user's known by that."""
+    if ":" in name and name not in METHODS:
+        found = find(name, "method")
+        if not isinstance(found, type) or not issubclass(found, Method):
+            raise TargetError(f"{name} is no fxprune.methods.Method", fix="name a class that is (docs/methods.md)")
+        register(name)(found)
+    return name
 
 
 def guarded(name: str, target: str) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from fxprune.api import prune
 from fxprune.commands.config import read_config
 from fxprune.commands.options import parse_budget
-from fxprune.commands.parts import guarded, loaders, network, optimizer
+from fxprune.commands.parts import guarded, loaders, method, network, optimizer
 from fxprune.errors import OptionError
 from fxprune.report.text import percent
 from fxprune.train.loop import Pruned
@@ -75,6 +75,8 @@ def _arguments(config: dict[str, dict[str, Any]]) -> dict[str, Any]:
             name: parse_budget(share, f"[prune] budget.{name}") if isinstance(share, str) else share
             for name, share in shares
         }
+    if "method" in found:
+        found["method"] = method(found["method"])
     for name in ("loss", "metric_fn"):
         if name in found:
             found[name] = guarded(name, found[name])

@@ -181,3 +181,27 @@ def test_the_example_is_well_formed() -> None:
 def test_no_such_file(shell: Shell) -> None:
     code, _, err = shell("nothing.toml")
     assert code == 2 and "nothing.toml cannot be read: No such file" in err
+
+
+def test_a_method_of_the_users_own(shell: Shell) -> None:
+    first = """
+from fxprune.methods import Method
+
+class First(Method):
+    def __init__(self, net, best=0):
+        super().__init__(net)
+        self.best = best
+
+    def decide(self):
+        wanted = {name: [-abs(i - self.best) for i in range(len(gate))] for name, gate in self.net.gates.items()}
+        self.net.harden(wanted)
+"""
+    Path("mine.py").write_text(first)
+    more = 'method = "mine.py:First"\nmethod_options = { best = 2 }\nteacher'
+    Path("config.toml").write_text(CONFIG.replace("teacher", more))
+    code, out, err = shell("config.toml")
+    assert code == 0, err
+    assert "volume: 8 of 16" in out
+    Path("config.toml").write_text(CONFIG.replace("teacher", 'method = "code.py:net"\nteacher'))
+    code, _, err = shell("config.toml", "--run", "other")
+    assert code == 2 and "code.py:net is no fxprune.methods.Method" in err
