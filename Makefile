@@ -5,10 +5,10 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env lint test zoo fuzz bench demo docs clean
+.PHONY: help env lint test zoo fuzz bench bench-digits demo docs clean
 
 help:  ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(STAMP)  ## Create .venv with everything needed for development
 
@@ -40,6 +40,9 @@ bench: $(STAMP)  ## Measure times of analysis, export and training steps, and ho
 	$(BIN)/python benchmarks/export_time.py
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/follow.py
+
+bench-digits: $(STAMP)  ## Compare all methods and Torch-Pruning on handwriting (less than ten minutes on two cores)
+	$(BIN)/fxprune compare benchmarks/compare_digits.toml --jobs 2 --out benchmarks/results/compare_digits
 
 demo: $(STAMP)  ## Train and prune a residual net on real handwriting
 	$(BIN)/fxprune inspect examples/models.py:resnet8 --input 1x3x16x16

@@ -22,18 +22,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import track
 from torch import nn
 
+from cifar_data import VARIABLE, WATCHED, Loader, Pair, part, pictures
 from timing import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -52,52 +51,6 @@ OPTIMIZERS = {
     "adam": lambda groups: torch.optim.Adam(groups, lr=6e-3, weight_decay=1e-4),
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4),
 }
-MEAN, STD = (torch.tensor(v).reshape(1, 3, 1, 1) for v in ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]))
-Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-def pictures(path: str) -> dict[str, Pair]:
-    """train: 10,000; val: 10,000 others; test: all."""
-    if path.endswith(".npz"):
-        with np.load(path) as arrays:
-            found = {name: (arrays[f"{name}_x"], arrays[f"{name}_y"]) for name in ("train", "test")}
-    else:
-        from torchvision.datasets import CIFAR10
-
-        sets = {"train": CIFAR10(path, train=True), "test": CIFAR10(path, train=False)}
-        found = {name: (data.data.transpose(0, 3, 1, 2), np.array(data.targets)) for name, data in sets.items()}
-    parts = [("train", "train", slice(10_000)), ("val", "train", slice(10_000, 20_000)), ("test", "test", slice(None))]
-    made = {}
-    for name, source, part in parts:
-        x, y = (torch.from_numpy(np.ascontiguousarray(array[part])) for array in found[source])
-        made[name] = ((x.float() / 255 - MEAN) / STD, y.long())
-    return made
-
-
-class Loader:
-    """Shuffled batches, mirrored and (for the teacher) shifted at random. All draws come from torch's generator."""
-
-    def __init__(self, data: Pair, batch: int, training: bool = False, shift: int = 0) -> None:
-        (self.x, self.y), self.batch, self.training, self.shift = data, batch, training, shift
-
-    def __len__(self) -> int:
-        return len(self.x) // self.batch
-
-    def __iter__(self) -> Iterator[Pair]:
-        order = torch.randperm(len(self.x)) if self.training else torch.arange(len(self.x))
-        for number in range(len(self)):
-            which = order[number * self.batch : (number + 1) * self.batch]
-            x = self.x[which]
-            yield (self._changed(x) if self.training else x), self.y[which]
-
-    def _changed(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x)
-        if self.shift == 0:
-            return x
-        down, right = torch.randint(0, 2 * self.shift + 1, (2, len(x), 1))
-        wide, along = F.pad(x, [self.shift] * 4), torch.arange(x.shape[2])
-        rows, columns = (down + along)[:, None, :, None], (right + along)[:, None, None, :]
-        return wide[torch.arange(len(x))[:, None, None, None], torch.arange(3)[None, :, None, None], rows, columns]
 
 
 @torch.no_grad()
@@ -139,7 +92,7 @@ def one(options: argparse.Namespace) -> None:
         print(json.dumps({"optimizer": "teacher", "seed": int(seed), **scores(net, data)}))
         return
     begin = time.perf_counter()
-    watched = Loader(tuple(part[:2000] for part in data["val"]), 500)  # type: ignore[arg-type]
+    watched = Loader(part(data["val"], slice(WATCHED)), 500)
     pruned = fxprune.prune(
         net, Loader(data["train"], BATCH, training=True), watched, budget=BUDGETS[budget], epochs=EPOCHS,
         optimizer=OPTIMIZERS[optimizer], seed=int(seed), progress=False,
@@ -266,7 +219,7 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", default=os.environ.get("FXPRUNE_CIFAR10"), help="also from FXPRUNE_CIFAR10")
+    parser.add_argument("--data", default=os.environ.get(VARIABLE), help=f"also from {VARIABLE}")
     parser.add_argument("--runs", type=Path, default=Path("runs/cifar"), help="where the runs are kept")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, a thread each")
     parser.add_argument("--only", nargs="*", choices=OPTIMIZERS, default=list(OPTIMIZERS), help="these optimizers now")
