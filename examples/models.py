@@ -44,9 +44,37 @@ class ResNet8(nn.Module):
         return logits
 
 
+class ResNet20(nn.Module):
+    """The same with three blocks a stage: there is depth to spare."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+        self.stage1 = nn.Sequential(*(BasicBlock(width, width, 1) for _ in range(3)))
+        self.stage2 = nn.Sequential(
+            BasicBlock(width, 2 * width, 2), *(BasicBlock(2 * width, 2 * width, 1) for _ in range(2))
+        )
+        self.stage3 = nn.Sequential(
+            BasicBlock(2 * width, 4 * width, 2), *(BasicBlock(4 * width, 4 * width, 1) for _ in range(2))
+        )
+        self.fc = nn.Linear(4 * width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.bn(self.conv(x)))
+        x = self.stage3(self.stage2(self.stage1(x)))
+        logits: torch.Tensor = self.fc(x.mean((2, 3)))
+        return logits
+
+
 def resnet8(width: int = 32, classes: int = 10) -> ResNet8:
     """ResNet-8 for 32x32 pictures: volume 43,008 and 12.3 million multiply-adds at the default width."""
     return ResNet8(width, classes)
+
+
+def resnet20(width: int = 16, classes: int = 10) -> ResNet20:
+    """ResNet-20 for 32x32 pictures: nine blocks, three of which change the shape."""
+    return ResNet20(width, classes)
 
 
 class PreActivationBlock(nn.Module):
