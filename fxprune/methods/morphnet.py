@@ -48,7 +48,7 @@ class MorphNet(Method):
         assert isinstance(slopes, torch.Tensor)
         for writer in self.writers:
             layer = writer.layer
-            own = slopes[layer.start : layer.start + layer.variables] / slopes.mean()
+            own = slopes[layer.start : layer.start + layer.variables] / slopes.mean().clamp(min=1e-12)
             self.weights[layer.name] = own.to(_scales(writer).detach())
 
     def state_dict(self) -> dict[str, Any]:
