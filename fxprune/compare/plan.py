@@ -34,6 +34,13 @@ class Entry:
     def distilled(self) -> bool:
         return bool(self.settings["teacher"] != "none")
 
+    def options_at(self, budget: str) -> dict[str, Any]:
+        """An option may have a value per budget: ``strength = { "1/8" = 40, "1/16" = 80 }``."""
+        return {
+            name: value[budget] if isinstance(value, dict) and budget in value else value
+            for name, value in self.options.items()
+        }
+
     @property
     def what(self) -> str:
         return self.method or str(self.tool)
@@ -113,7 +120,8 @@ class Plan:
             entry = self.entries[job.entry]
             found |= {name: value for name, value in entry.settings.items() if name not in _NOT_SETTINGS}
             found |= {"data": self.data, "method" if entry.method else "tool": entry.what}
-            found |= {"distilled": entry.distilled, "optimizer": entry.optimizer, "options": entry.options}
+            found |= {"distilled": entry.distilled, "optimizer": entry.optimizer}
+            found["options"] = entry.options_at(job.budget)
         plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
         return plain
 

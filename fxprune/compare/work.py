@@ -168,7 +168,7 @@ class _Worker:
         if entry.optimizer:
             chosen["optimizer"] = self.parts.optimizer(entry.optimizer)
         if entry.options:
-            chosen["method_options"] = entry.options
+            chosen["method_options"] = entry.options_at(self.job.budget)
         made = prune(
             self.net, loaders[0], loaders[1], budget=self.job.share, method=entry.what, seed=self.job.seed,
             run=self.folder, resume=True, example_inputs=example, **chosen,
@@ -184,7 +184,7 @@ class _Worker:
             copy.deepcopy(self.net), loaders[0], loaders[1], budget=self.job.share, metric=entry.metric,
             epochs=tuple(chosen["epochs"]), teacher=teacher, alpha=chosen["alpha"], temperature=chosen["temperature"],
             optimizer=self.parts.optimizer(entry.optimizer) if entry.optimizer else adam,
-            seed=self.job.seed, example_inputs=example, **entry.options,
+            seed=self.job.seed, example_inputs=example, **entry.options_at(self.job.budget),
         )  # fmt: skip
         if not isinstance(made, nn.Module):
             raise TargetError(

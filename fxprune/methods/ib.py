@@ -24,7 +24,7 @@ NOISIEST = 1.0  # of log sigma: more noise says nothing more, and breaks the net
 class Ib(Method):
     """Adds strength x the mean of the KL terms."""
 
-    def __init__(self, net: Wrapped, strength: float = 0.1) -> None:
+    def __init__(self, net: Wrapped, strength: float = 1.0) -> None:
         super().__init__(net)
         self.strength = positive("strength", strength)
         net.set_law("gaussian")

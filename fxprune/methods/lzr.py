@@ -21,7 +21,7 @@ SPEED = 25.0
 class Lzr(Method):
     """Adds strength x the expected share of open gates."""
 
-    def __init__(self, net: Wrapped, strength: float = 1.0) -> None:
+    def __init__(self, net: Wrapped, strength: float = 10.0) -> None:
         super().__init__(net)
         self.strength = positive("strength", strength)
         self.gates = net.bank.log_alpha

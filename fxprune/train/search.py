@@ -16,36 +16,42 @@ from fxprune.train.settings import Settings
 
 SEARCH = "search"
 CLOSE = 1.15  # times the budget, or less by as much: near enough for hardening to do the rest
-STEP = 4.0  # times the strength, until the budget lies between two
+FACTOR = (2.0, 8.0)  # by which the strength changes at least and at most, until the budget lies between two
 TRIES = 6
 
 
 def find_strength(reached: Callable[[float], float], first: float, tries: int = TRIES) -> float:
     """``reached`` tells what a run of this strength costs at its end, as a multiple of the budget.
 
+    Costs fall with the strength, roughly like a power of it: between two tries the next is where that meets the budget.
+
     >>> asked = []
-    >>> find_strength(lambda strength: asked.append(strength) or 3 / strength, first=1.0)
-    2.8284271247461903
-    >>> asked
-    [1.0, 4.0, 2.0, 2.8284271247461903]
+    >>> round(find_strength(lambda strength: asked.append(strength) or 30 / strength**1.5, first=1.0), 6)
+    9.654894
+    >>> [round(strength, 2) for strength in asked]
+    [1.0, 8.0, 16.0, 9.65]
     """
     seen: dict[float, float] = {}
     strength = first
-    while len(seen) < tries:
-        seen[strength] = reached(strength)
+    while len(seen) < tries and strength not in seen:
+        seen[strength] = max(reached(strength), 1e-3)
         if 1 / CLOSE <= seen[strength] <= CLOSE:
             break
-        weak = [tried for tried, cost in seen.items() if cost > 1]
-        strong = [tried for tried, cost in seen.items() if cost <= 1]
-        if not weak:
-            strength = min(strong) / STEP
-        elif not strong:
-            strength = max(weak) * STEP
-        else:
-            strength = math.sqrt(max(weak) * min(strong))
-            if strength in seen:
-                break
-    return min(seen, key=lambda tried: abs(math.log(max(seen[tried], 1e-9))))
+        strength = _next(seen)
+    return min(seen, key=lambda tried: abs(math.log(seen[tried])))
+
+
+def _next(seen: dict[float, float]) -> float:
+    weak = max((tried for tried, cost in seen.items() if cost > 1), default=None)
+    strong = min((tried for tried, cost in seen.items() if cost <= 1), default=None)
+    if weak is not None and strong is not None:
+        part = math.log(seen[weak]) / math.log(seen[weak] / seen[strong])  # of the way, if it were a straight line
+        part = min(max(part, 0.1), 0.9)
+        return math.exp((1 - part) * math.log(weak) + part * math.log(strong))
+    if weak is not None:
+        return weak * min(max(seen[weak], FACTOR[0]), FACTOR[1])
+    assert strong is not None
+    return strong / min(max(1 / seen[strong], FACTOR[0]), FACTOR[1])
 
 
 def with_strength(
