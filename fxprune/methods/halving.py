@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 
-from fxprune.methods.method import Method, register
+from fxprune.methods.method import Method
 from fxprune.methods.tied import Stream, find_streams
 from fxprune.methods.widths import scaled
 from fxprune.wrapped import Wrapped
-
-__all__ = ["Halving", "register"]
 
 
 class Halving(Method):
@@ -52,7 +50,7 @@ class Halving(Method):
         counts = [int(self._alive(stream).sum()) for stream in self.streams]
         ranks = []
         for stream, now, count in zip(self.streams, alive, counts, strict=True):
-            value = self.values(stream, now, count).double()
+            value = self.values(stream, now, count).double() if count else torch.zeros(len(stream)).double()
             first, last = value.min(), value.max()
             value = (value - first) / (last - first).clamp(min=1e-300) + 2 * now.double()
             ranks.append(torch.argsort(torch.argsort(value, descending=True, stable=True)))

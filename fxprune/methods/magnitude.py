@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fxprune.methods.halving import Halving, register
+from fxprune.methods.halving import Halving
+from fxprune.methods.method import register
 from fxprune.methods.tied import Stream
 
 

@@ -44,8 +44,9 @@ class MorphNet(Method):
             layer = writer.layer
             alive = self._sizes(writer).detach() > GONE
             gates[layer.start : layer.start + layer.variables] = alive.double().cpu().clamp(min=1e-3)
-        slopes = sum(self.net.analysis.costs.slopes(gates, [name for name, _ in self.net.target.limits]))
-        assert isinstance(slopes, torch.Tensor)
+        names, full = [name for name, _ in self.net.target.limits], self.net.full_cost()
+        found = self.net.analysis.costs.slopes(gates, names)
+        slopes = torch.stack([slope / full[name] for name, slope in zip(names, found, strict=True)]).sum(0)
         for writer in self.writers:
             layer = writer.layer
             own = slopes[layer.start : layer.start + layer.variables] / slopes.mean().clamp(min=1e-12)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import torch
 
-from fxprune.methods.halving import Halving, register
+from fxprune.methods.halving import Halving
 from fxprune.methods.merge import merge
+from fxprune.methods.method import register
 from fxprune.methods.tied import Stream, Writer
 
 ROUNDS = 30
