@@ -293,3 +293,12 @@ def test_a_damaged_file_is_not_guessed_at(shell: Shell) -> None:
 def test_the_example_is_well_formed() -> None:
     plan, _ = read_plan(EXAMPLES / "compare.toml", None)
     assert plan.seeds == (0, 1) and len(plan.jobs()) == 2 + 2 * len(plan.entries)
+
+
+def test_an_option_can_have_a_value_per_budget() -> None:
+    options = 'options = { strength = { "1/2" = 3.0, "1/4" = 5.0 } }'
+    entry = f'[entries.lzr]\nmethod = "lzr"\n{options}\nbudgets = ["1/2", "1/4"]'
+    Path("config.toml").write_text(CONFIG.replace("[run]", f"{entry}\n[run]"))
+    plan, _ = read_plan(Path("config.toml"), None)
+    found = {job.budget: plan.facts(job)["options"] for job in plan.jobs(["lzr"], seeds=[0]) if job.entry == "lzr"}
+    assert found == {"1/2": {"strength": 3.0}, "1/4": {"strength": 5.0}}
