@@ -164,7 +164,7 @@ def prune(
             example_inputs=example_inputs, folder=folder, resume=resume, device=device, console=console,
         )  # fmt: skip
 
-    return go(with_strength(settings, run, go), run)
+    return go(with_strength(settings, run, go, console.print if console else lambda text: None), run)
 
 
 def inspect(

@@ -15,6 +15,7 @@ from fxprune.ids import OPEN, IdTable
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
 NOISES = ("batch", "sample")
+LAWS = ("hard-concrete", "gaussian")
 LOWEST, HIGHEST = -4.0, 3.0  # of log_alpha: beyond that a gate would feel nothing any more
 OPEN_AT = 2.5  # a gate starts fully open: the wrapped net computes what the original computes
 
@@ -136,8 +137,13 @@ class GateBank(nn.Module):
 
     def values(self) -> torch.Tensor:
         """Gate values of the deterministic network; a gate that was opened again lets at least a little through."""
-        value = mean_gate(self.log_alpha) if self.law is None else self.law.mean()
-        return torch.where(self.hard, torch.where(value.abs() < 0.1, 0.1, value), 0.0) if self.hardened else value
+        if self.law is not None:
+            value = self.law.mean()
+            again = torch.where(value == 0, torch.where(self.law.mu < 0, -0.1, 0.1), value)
+        else:
+            value = mean_gate(self.log_alpha)
+            again = value.clamp(min=0.1)
+        return torch.where(self.hard, again, 0.0) if self.hardened else value
 
     def forward(self, batch: torch.Tensor | None = None) -> list[torch.Tensor]:
         if self.training and not self.hardened:

@@ -16,9 +16,9 @@ from torch import fx, nn
 from fxprune.budget.cost import Cost
 from fxprune.budget.pressure import Pressure
 from fxprune.budget.target import Share, Target
-from fxprune.errors import ModelError, OptionError
+from fxprune.errors import ModelError, OptionError, check_choice
 from fxprune.ids import OPEN
-from fxprune.layers import GateBank, Gates, Gaussian, gated_norm
+from fxprune.layers import LAWS, GateBank, Gates, Gaussian, gated_norm
 from fxprune.passes.analysis import Analysis, analyse
 from fxprune.passes.auto import faster_joins
 from fxprune.passes.choose import check_reachable, choose
@@ -168,6 +168,7 @@ class Wrapped(fx.GraphModule):
 
     def set_law(self, law: str) -> None:
         """What is drawn for the gates while training: ``"hard-concrete"`` variables, or ``"gaussian"`` ones."""
+        check_choice("law", law, LAWS)
         self.bank.law = Gaussian(self.bank.log_alpha.detach()) if law == "gaussian" else None
 
     # ------------------------------------------------------------ deciding who lives
@@ -360,6 +361,8 @@ def _example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _keep_own(wrapped: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """The original's checkpoints load too, strictly: of them nothing is expected that only a wrapped net has."""
+    if isinstance(wrapped, Wrapped) and f"{prefix}{BANK}.law.mu" in state and wrapped.bank.law is None:
+        wrapped.set_law("gaussian")
     if not any(name.startswith(prefix + OWN) for name in state):
         own = {name: value for name, value in wrapped.state_dict().items() if name.startswith(OWN)}
         state.update({prefix + name: value for name, value in own.items()})

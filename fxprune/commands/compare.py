@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from fxprune.commands.compare_config import near, read_plan
+from fxprune.commands.compare_config import read_plan
+from fxprune.commands.config import near
 from fxprune.commands.options import parse_budget
-from fxprune.commands.parts import guarded, loaders, network, optimizer, tool
+from fxprune.commands.parts import check_options, guarded, loaders, network, optimizer, tool
 from fxprune.commands.target import find
 from fxprune.compare import rows as kept
 from fxprune.compare.display import Display
@@ -91,7 +92,7 @@ def _chosen(plan: Plan, options: argparse.Namespace) -> list[Job]:
     """The runs that are asked for; a name that leads to none is a mistake."""
     for name in options.entries or ():
         if name not in plan.entries:
-            raise OptionError(f"--entries: there is no entry {name!r}", fix=near(name, list(plan.entries)))
+            raise OptionError(f"--entries: there is no entry {name!r}", fix=near(name, plan.entries, "entries"))
     for seed in options.seeds or ():
         if seed not in plan.seeds:
             known = ", ".join(map(str, plan.seeds))
@@ -176,6 +177,8 @@ def _check_targets(plan: Plan, sections: dict[str, Any]) -> None:
     for entry in plan.entries.values():
         if entry.tool:
             tool(entry.tool)
+        for budget in entry.budgets if entry.method else ():
+            check_options(str(entry.method), entry.options_at(budget), f'[entries."{entry.name}"] options')
         if entry.optimizer:
             optimizer(entry.optimizer)
     if plan.teacher.get("optimizer"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from fxprune.budget.cost import METRICS
 from fxprune.budget.schedule import SCHEDULES
 from fxprune.commands import config as prune_config
 from fxprune.commands import parts
+from fxprune.commands.config import check_keys, near
 from fxprune.commands.options import parse_budget
 from fxprune.compare.plan import TEACHER, Entry, Plan
 from fxprune.errors import OptionError, check_choice
@@ -19,7 +19,8 @@ from fxprune.layers import NOISES
 from fxprune.methods import METHODS
 
 _DATA: dict[str, Any] = {"target": str, "arguments": dict}
-_SHARED = {key: kind for key, kind in prune_config.KEYS["prune"].items() if key not in ("budget", "seed", "method")}
+_EACH = ("budget", "seed", "method", "method_options")  # what entries differ in
+_SHARED = {key: kind for key, kind in prune_config.KEYS["prune"].items() if key not in _EACH}
 _OWN: dict[str, Any] = {"method": str, "tool": str, "budgets": list, "optimizer": dict, "options": dict}
 KEYS: dict[str, dict[str, Any]] = {
     "model": prune_config.KEYS["model"],
@@ -45,7 +46,8 @@ def read_plan(path: Path, folder: str | None) -> tuple[Plan, Table]:
     """The plan, and the sections as they were written; ``folder`` takes the place of [run] folder."""
     found = prune_config.read_toml(path)
     for section, table in found.items():
-        _check_keys(path, section, table, KEYS.get(section))
+        if section != "entries" or not isinstance(table, dict):
+            _check_keys(path, section, table, KEYS.get(section))
     for name, table in found.get("entries", {}).items():
         _check_keys(path, f'entries."{name}"', table, _ENTRY)
     for section, keys in {"model": ("target",), "data": ("target",), "compare": ("budgets", "seeds")}.items():
@@ -60,40 +62,22 @@ def read_plan(path: Path, folder: str | None) -> tuple[Plan, Table]:
     entries = _entries(found)
     reference = compared.get("reference", next(iter(entries)))
     if reference not in entries:
-        raise OptionError(f"[compare] reference {reference!r} is no entry", fix=near(reference, list(entries)))
+        raise OptionError(f"[compare] reference {reference!r} is no entry", fix=near(reference, entries, "entries"))
     teacher = _teacher(found.get("teacher", {}))
     return Plan(
         entries, _seeds(compared["seeds"]), reference, found["model"], found["data"], teacher, Path(kept)
     ), found  # fmt: skip
 
 
-def near(name: str, known: list[str], what: str = "entries") -> str:
-    """A guess at what was meant, or what there is."""
-    found = get_close_matches(name, known, n=1)
-    return f"did you mean {found[0]}?" if found else f"the {what} are {', '.join(known)}"
-
-
 def _check_keys(path: Path, section: str, table: Any, keys: Table | None) -> None:
-    if keys is None or not isinstance(table, dict):
-        what = f"section [{section}]" if isinstance(table, dict) else f"key {section!r} outside any section"
-        raise OptionError(f"{path}: there is no {what}", fix=near(section, list(KEYS), "sections"))
-    for key, value in table.items():
-        if section == "entries":
-            continue
-        if key not in keys:
-            hint = near(key, list(keys), "keys")
-            if key in ("budget", "seed", "method") and section == "prune":
-                hint = "budgets, seeds and methods are what is compared: write them under [compare]"
+    if isinstance(table, dict) and section == "prune":
+        for key in {"budget", "seed", "method"}.intersection(table):
+            hint = "budgets, seeds and methods are what is compared: write them under [compare]"
             raise OptionError(f"{path}: [{section}] has no key {key!r}", fix=hint)
-        kinds = keys[key] if isinstance(keys[key], tuple) else (keys[key],)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            words = {int: "a whole number", float: "a number", str: "a text", dict: "a table", list: "a list"}
-            wanted = " or ".join(words[kind] for kind in kinds if kind is not int or float not in kinds)
-            got = words.get(type(value), "something else")
-            raise OptionError(f"{path}: {key} in [{section}] is {got}", fix=f"write {wanted}")
+    check_keys(path, section, table, keys, KEYS)
     for key in ("data", "optimizer") if section == "teacher" or section.startswith("entries.") else ():
         if key in table:
-            _check_keys(path, f"{section}.{key}", table[key], _DATA)
+            check_keys(path, f"{section}.{key}", table[key], _DATA, KEYS)
 
 
 def _seeds(given: list[Any]) -> tuple[int, ...]:
@@ -146,7 +130,7 @@ def _entry(found: Table, name: str, table: Table, where: str) -> Entry:
             fix='write method = "bar", or tool = "tools.py:function"',
         )
     if method is not None and parts.method(method) not in METHODS:
-        raise OptionError(f"{where}: there is no method {method!r}", fix=near(method, list(METHODS), "methods"))
+        raise OptionError(f"{where}: there is no method {method!r}", fix=near(method, METHODS, "methods"))
     given = own.pop("budgets", None)
     budgets = _budgets(found["compare"]["budgets"] if given is None else given, "[compare]" if given is None else where)
     optimizer, options = own.pop("optimizer", found.get("optimizer", {})), own.pop("options", {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     """Section -> key -> value; sections that are left out are empty."""
     found = read_toml(path)
     for section, table in found.items():
-        _check_section(path, section, table)
+        check_keys(path, section, table, KEYS.get(section), KEYS)
     for section, key in REQUIRED.items():
         if key not in found.get(section, {}):
             missing = f"key {key!r} in [{section}]" if section in found else f"section [{section}]"
@@ -62,20 +63,22 @@ def read_toml(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_section(path: Path, section: str, table: Any) -> None:
-    if section not in KEYS or not isinstance(table, dict):
+def check_keys(path: Path, section: str, table: Any, keys: dict[str, Any] | None, sections: Iterable[str]) -> None:
+    """Whether a section is one of ``sections``, and holds nothing but ``keys`` of the right kinds."""
+    if keys is None or not isinstance(table, dict):
         what = f"section [{section}]" if isinstance(table, dict) else f"key {section!r} outside any section"
-        raise OptionError(f"{path}: there is no {what}", fix=_near(section, list(KEYS), "sections"))
+        raise OptionError(f"{path}: there is no {what}", fix=near(section, sections, "sections"))
     for key, value in table.items():
-        if key not in KEYS[section]:
-            raise OptionError(f"{path}: [{section}] has no key {key!r}", fix=_near(key, list(KEYS[section]), "keys"))
-        kinds = KEYS[section][key] if isinstance(KEYS[section][key], tuple) else (KEYS[section][key],)
+        if key not in keys:
+            raise OptionError(f"{path}: [{section}] has no key {key!r}", fix=near(key, keys, "keys"))
+        kinds = keys[key] if isinstance(keys[key], tuple) else (keys[key],)
         if not isinstance(value, kinds) or isinstance(value, bool):
             wanted = " or ".join(_WORDS[kind] for kind in kinds if kind is not int or float not in kinds)
             got = _WORDS.get(type(value), "something else")
             raise OptionError(f"{path}: {key} in [{section}] is {got}", fix=f"write {wanted}")
 
 
-def _near(name: str, known: list[str], what: str) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"the {what} are {', '.join(known)}"
+def near(name: str, known: Iterable[str], what: str) -> str:
+    """A guess at what was meant, or what there is."""
+    found = get_close_matches(name, list(known), n=1)
+    return f"did you mean {found[0]}?" if found else f"the {what} are {', '.join(known)}"

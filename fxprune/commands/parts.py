@@ -14,6 +14,7 @@ from fxprune.commands.failures import told, where_of
 from fxprune.commands.target import called, find, load_model
 from fxprune.errors import FxPruneError, OptionError, TargetError
 from fxprune.methods import METHODS, Method, register
+from fxprune.train.search import SEARCH
 
 
 def network(section: str, table: dict[str, Any]) -> nn.Module:
@@ -73,6 +74,16 @@ def method(name: str) -> str:
             raise TargetError(f"{name} is no fxprune.methods.Method", fix="name a class that is (docs/methods.md)")
         register(name)(found)
     return name
+
+
+def check_options(name: str, options: dict[str, Any], where: str) -> None:
+    """Whether a method knows them, before anything is trained."""
+    try:
+        inspect.signature(METHODS[name]).bind(None, **options)
+    except TypeError as error:
+        raise OptionError(f"{where}: method {name!r}: {error}", fix="look them up in docs/methods.md") from error
+    if options.get("strength") == SEARCH and not METHODS[name].searchable:
+        raise OptionError(f"{where}: method {name!r} has no strength to search for", fix="write a number")
 
 
 def guarded(name: str, target: str) -> Callable[..., Any]:

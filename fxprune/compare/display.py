@@ -34,7 +34,7 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.live is not None:
-            self.live.update(self._table() if error is not None else Group(self._table()), refresh=True)
+            self.live.update(self._table(), refresh=True)
             self.live.stop()
         if error is not None and self.left > self.done:
             self._say("stopped; what is finished is kept: start the same command again to go on")

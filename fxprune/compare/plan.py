@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fxprune.budget.target import as_share
+from fxprune.errors import OptionError
+
 TEACHER = "teacher"  # the entry of the rows of teachers
 _NOT_SETTINGS = ("checkpoint_minutes", "teacher")  # makes no difference; told as "distilled"
 
@@ -36,14 +39,27 @@ class Entry:
 
     def options_at(self, budget: str) -> dict[str, Any]:
         """An option may have a value per budget: ``strength = { "1/8" = 40, "1/16" = 80 }``."""
-        return {
-            name: value[budget] if isinstance(value, dict) and budget in value else value
-            for name, value in self.options.items()
-        }
+        return {name: _at(self.name, name, value, budget) for name, value in self.options.items()}
 
     @property
     def what(self) -> str:
         return self.method or str(self.tool)
+
+
+def _at(entry: str, name: str, value: Any, budget: str) -> Any:
+    """A table whose keys are all budgets has a value for each."""
+    try:
+        shares = {as_share(key): one for key, one in value.items()} if isinstance(value, dict) and value else None
+    except ValueError:
+        shares = None  # a table that is meant as it is
+    if shares is None:
+        return value
+    if as_share(budget) not in shares:
+        raise OptionError(
+            f'[entries."{entry}"] options: {name} has no value for the budget {budget}',
+            fix=f'add "{budget}" to {{ {", ".join(map(str, value))} }}',
+        )
+    return shares[as_share(budget)]
 
 
 @dataclass(frozen=True)

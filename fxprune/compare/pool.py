@@ -183,4 +183,4 @@ def alone(folder: Path) -> Iterator[None]:
 
 def python() -> list[str]:
     """The command line of fxprune, of this installation."""
-    return [sys.executable, "-m", "fxprune.cli"]
+    return [sys.executable, "-m", "fxprune"]

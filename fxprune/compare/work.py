@@ -31,6 +31,7 @@ from fxprune.train.loop import REPORT
 from fxprune.train.measure import accuracy, evaluate
 from fxprune.train.phase import Phase, Trainer
 from fxprune.train.randomness import preserved, seed_all
+from fxprune.train.search import searches
 from fxprune.train.settings import MakeOptimizer, adam
 from fxprune.train.stop import Stop
 from fxprune.train.teaching import Teaching
@@ -64,6 +65,8 @@ def clear(folder: Path, job: Job) -> None:
     """What is large, or of no use once the row is kept."""
     for file in (folder / RUNS / job.name / checkpoint.FILE, row_file(folder, job), log_file(folder, job)):
         file.unlink(missing_ok=True)
+    for file in searches(folder / RUNS / job.name).glob(f"*/{checkpoint.FILE}"):
+        file.unlink()
 
 
 def log_file(folder: Path, job: Job) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fxprune.methods.method import Method
+from fxprune.methods.method import Method, check_progress
 from fxprune.methods.tied import Stream, find_streams
 from fxprune.methods.widths import scaled
 from fxprune.wrapped import Wrapped
@@ -32,7 +32,7 @@ class Halving(Method):
         """Per position of the stream, more for those that are to live: ``count`` of those that are ``alive`` now."""
 
     def advance(self, progress: float) -> None:
-        while self.done < self.rounds and progress >= self.done / self.rounds:
+        while self.done < self.rounds and check_progress(progress) >= self.done / self.rounds:
             self.cut()
 
     def decide(self) -> None:
@@ -43,23 +43,25 @@ class Halving(Method):
     def cut(self) -> None:
         """To half of what is left; only those that live now can go on living."""
         self.done += 1
-        budget = self.allowed_shares()
+        before = self.net.bank.opened().clone()
         alive = [self._alive(stream) for stream in self.streams]
-        ranks = [torch.argsort(torch.argsort(now.double(), descending=True, stable=True)) for now in alive]
-        self.net.harden(scaled(self.net, self.streams, ranks), budget=budget)  # only to see how many fit
+        self._harden([now.double() for now in alive])  # whoever it is: only to see how many fit
         counts = [int(self._alive(stream).sum()) for stream in self.streams]
-        ranks = []
+        self.net.bank.harden(before)
+        values = []
         for stream, now, count in zip(self.streams, alive, counts, strict=True):
             value = self.values(stream, now, count).double() if count else torch.zeros(len(stream)).double()
             first, last = value.min(), value.max()
-            value = (value - first) / (last - first).clamp(min=1e-300) + 2 * now.double()
-            ranks.append(torch.argsort(torch.argsort(value, descending=True, stable=True)))
-        self.net.harden(scaled(self.net, self.streams, ranks), budget=budget)
+            values.append((value - first) / (last - first).clamp(min=1e-300) + 2 * now.double())
+        self._harden(values)
+
+    def _harden(self, values: list[torch.Tensor]) -> None:
+        self.net.harden(scaled(self.streams, values), fill=False, budget=self.allowed_shares())
 
     def _alive(self, stream: Stream) -> torch.Tensor:
-        """Positions that any layer still writes."""
+        """Positions that every layer of theirs still writes; the budget may have left others half written."""
         gates = self.net.gates
-        return stream.sums(lambda writer: gates[writer.layer.name].mask.cpu()) > 0
+        return stream.sums(lambda writer: (~gates[writer.layer.name].mask).cpu()) == 0
 
     def allowed_shares(self) -> dict[str, float]:
         return {name: max(share, 0.5**self.done) for name, share in self.shares.items()}

@@ -6,43 +6,38 @@ whose signal drowns in it go. (The paper's text has a minus sign there, with whi
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import nn
 
 from fxprune.layers import Gaussian
-from fxprune.methods.method import Method, positive, register
-from fxprune.methods.own_steps import OwnSteps
+from fxprune.methods.method import register
+from fxprune.methods.penalty import Penalty
 from fxprune.wrapped import Wrapped
 
 SPEEDS = (5.0, 50.0)  # of mu, and of log sigma, which has farther to go: it starts at -9
-
 NOISIEST = 1.0  # of log sigma: more noise says nothing more, and breaks the network
 
 
 @register("ib")
-class Ib(Method):
-    """Adds strength x the mean of the KL terms."""
+class Ib(Penalty):
+    """On the mean of the KL terms."""
+
+    law = "gaussian"
 
     def __init__(self, net: Wrapped, strength: float = 1.0) -> None:
-        super().__init__(net)
-        self.strength = positive("strength", strength)
-        net.set_law("gaussian")
-        law = net.bank.law
+        super().__init__(net, strength)
+
+    @property
+    def gaussian(self) -> Gaussian:
+        law = self.net.bank.law
         assert isinstance(law, Gaussian)
-        self.law = law
-        self.steps = OwnSteps({law.mu: SPEEDS[0], law.log_sigma: SPEEDS[1]})
+        return law
 
-    def advance(self, progress: float) -> None:
-        self.steps.advance(progress)
-        with torch.no_grad():
-            self.law.log_sigma.clamp_(max=NOISIEST)
+    def speeds(self) -> dict[nn.Parameter, float]:
+        return {self.gaussian.mu: SPEEDS[0], self.gaussian.log_sigma: SPEEDS[1]}
 
-    def penalty(self) -> torch.Tensor:
-        return self.strength * torch.nn.functional.softplus(self.law.scores()).mean()
+    def amount(self) -> torch.Tensor:
+        return nn.functional.softplus(self.gaussian.scores()).mean()
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.steps.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps.load_state_dict(state)
+    def bound(self) -> None:
+        self.gaussian.log_sigma.clamp_(max=NOISIEST)

@@ -5,38 +5,29 @@ How many stay open hangs on the strength: ``strength="search"`` looks for the on
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import nn
 
 from fxprune.layers import HIGHEST, LOWEST, probability
-from fxprune.methods.method import Method, positive, register
-from fxprune.methods.own_steps import OwnSteps
+from fxprune.methods.method import register
+from fxprune.methods.penalty import Penalty
 from fxprune.wrapped import Wrapped
 
 SPEED = 25.0
 
 
 @register("lzr")
-class Lzr(Method):
-    """Adds strength x the expected share of open gates."""
+class Lzr(Penalty):
+    """On the expected share of open gates."""
 
     def __init__(self, net: Wrapped, strength: float = 10.0) -> None:
-        super().__init__(net)
-        self.strength = positive("strength", strength)
-        self.gates = net.bank.log_alpha
-        self.steps = OwnSteps({self.gates: SPEED})
+        super().__init__(net, strength)
 
-    def advance(self, progress: float) -> None:
-        self.steps.advance(progress)
-        with torch.no_grad():
-            self.gates.clamp_(LOWEST, HIGHEST)
+    def speeds(self) -> dict[nn.Parameter, float]:
+        return {self.net.bank.log_alpha: SPEED}
 
-    def penalty(self) -> torch.Tensor:
-        return self.strength * probability(self.gates).mean()
+    def amount(self) -> torch.Tensor:
+        return probability(self.net.bank.log_alpha).mean()
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.steps.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps.load_state_dict(state)
+    def bound(self) -> None:
+        self.net.bank.log_alpha.clamp_(LOWEST, HIGHEST)

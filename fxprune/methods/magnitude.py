@@ -6,7 +6,7 @@ import torch
 
 from fxprune.methods.halving import Halving
 from fxprune.methods.method import register
-from fxprune.methods.tied import Stream
+from fxprune.methods.tied import Stream, Writer
 
 
 @register("wm")
@@ -14,4 +14,9 @@ class WeightMagnitude(Halving):
     """Layers that write the same stream are added up, each measured by its own mean."""
 
     def values(self, stream: Stream, alive: torch.Tensor, count: int) -> torch.Tensor:
-        return stream.sums(lambda writer: writer.filters.abs().sum(1) / writer.filters.abs().sum(1).mean())
+        return stream.sums(_relative)
+
+
+def _relative(writer: Writer) -> torch.Tensor:
+    sums = writer.filters.abs().sum(1)
+    return sums / sums.mean().clamp(min=1e-12)

@@ -14,3 +14,4 @@ def merge(stream: Stream, living: torch.Tensor, dying: torch.Tensor, factors: to
         taken = weight[reader.columns[dying]]  # dying x columns of one position x ...
         moved = torch.einsum("ij,j...->i...", factors.to(taken), taken)
         weight.index_add_(0, reader.columns[living].reshape(-1), moved.flatten(0, 1))
+        weight[reader.columns[dying].reshape(-1)] = 0  # handed over, also where a dying one is still half written

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -34,8 +36,16 @@ class Method:
     [True, True, True, False, False, False, False, False]
     """
 
+    law = "hard-concrete"  # what is drawn for the gates
+    searchable = False  # whether a strength decides how much is pruned
+
     def __init__(self, net: Wrapped) -> None:
+        if not isinstance(net, Wrapped):
+            raise OptionError(f"a method takes a wrapped network, not {type(net).__name__}", fix="call fxprune.wrap")
+        if net.hardened:
+            raise OptionError("the masks of this network are fixed already", fix="wrap the model anew")
         self.net = net
+        net.set_law(self.law)
 
     def advance(self, progress: float) -> None:
         """Training is at ``progress``, from 0 to 1; the gradients of the last step are still there."""
@@ -84,6 +94,13 @@ def make_method(name: str, net: Wrapped, options: Mapping[str, Any]) -> Method:
 
 def positive(name: str, value: Any) -> float:
     """An option that is a number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise OptionError(f"{name}={value!r} is not a number above 0", fix=f"write {name}=0.1, or leave it out")
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < inf:
+        raise OptionError(f"{name}={value!r} is not a number above 0", fix=f"write {name}=1.0, or leave it out")
     return float(value)
+
+
+def check_progress(progress: Any) -> float:
+    """How far training is: a number from 0 to 1."""
+    if isinstance(progress, bool) or not isinstance(progress, Real) or not 0 <= float(progress) <= 1:
+        raise OptionError(f"progress {progress!r} is not between 0 and 1", fix="write advance(step / steps)")
+    return float(progress)

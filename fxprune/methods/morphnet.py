@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fxprune.methods.method import Method, positive, register
+from fxprune.methods.method import Method, check_progress, positive, register
 from fxprune.methods.tied import Stream, Writer, find_streams
 from fxprune.methods.widths import scaled
 from fxprune.wrapped import Wrapped
@@ -31,47 +31,57 @@ class MorphNet(Method):
         self.strength = positive("strength", strength)
         self.streams = find_streams(net)
         self.writers = [writer for stream in self.streams for writer in stream.writers]
-        self.first = {writer.layer.name: float(_scales(writer).detach().mean()) + 1e-12 for writer in self.writers}
+        means = {writer.layer.name: float(_scales(writer).detach().mean()) for writer in self.writers}
+        self.first = {name: mean if mean > 1e-6 else 1.0 for name, mean in means.items()}  # some start at zero
         self.looked = -1.0
         self.weights: dict[str, torch.Tensor] = {}
 
     def advance(self, progress: float) -> None:
-        if progress - self.looked < REFRESH:
+        if check_progress(progress) - self.looked < REFRESH:
             return
-        self.looked = REFRESH * int(progress / REFRESH)
+        self.looked = progress
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """What a filter costs at this moment."""
         gates = torch.ones(self.net.analysis.variables, dtype=torch.float64)
         for writer in self.writers:
             layer = writer.layer
             alive = self._sizes(writer).detach() > GONE
             gates[layer.start : layer.start + layer.variables] = alive.double().cpu().clamp(min=1e-3)
-        names, full = [name for name, _ in self.net.target.limits], self.net.full_cost()
-        found = self.net.analysis.costs.slopes(gates, names)
-        slopes = torch.stack([slope / full[name] for name, slope in zip(names, found, strict=True)]).sum(0)
+        limits, full = self.net.target.limits, self.net.full_cost()
+        found = self.net.analysis.costs.slopes(gates, [name for name, _ in limits])
+        slopes = torch.stack([
+            slope / (share * max(full[name], 1)) for (name, share), slope in zip(limits, found, strict=True)
+        ]).sum(0)  # fmt: skip
         for writer in self.writers:
             layer = writer.layer
             own = slopes[layer.start : layer.start + layer.variables] / slopes.mean().clamp(min=1e-12)
             self.weights[layer.name] = own.to(_scales(writer).detach())
 
     def state_dict(self) -> dict[str, Any]:
-        return {"looked": self.looked, "weights": self.weights}
+        return {"looked": self.looked, "weights": self.weights, "first": self.first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.looked, self.weights = state["looked"], state["weights"]
+        self.looked, self.weights, self.first = state["looked"], state["weights"], state["first"]
 
     def _sizes(self, writer: Writer) -> torch.Tensor:
         """Per gate variable, beside what was usual in its layer at the beginning."""
         return _scales(writer) / self.first[writer.layer.name]
 
-    def penalty(self) -> torch.Tensor:
+    def penalty(self) -> torch.Tensor | None:
+        if self.net.hardened:
+            return None
+        if not self.weights:
+            self._weigh()
         parts = [(self.weights[writer.layer.name] * self._sizes(writer)).sum() for writer in self.writers]
         return self.strength * torch.stack(parts).sum() / self.net.analysis.variables
 
     @torch.no_grad()
     def decide(self) -> None:
         values = [self._values(stream) for stream in self.streams]
-        ranks = [torch.argsort(torch.argsort(value, descending=True, stable=True)) for value in values]
         widths = [float((value > GONE).sum()) for value in values]
-        self.net.harden(scaled(self.net, self.streams, ranks, widths))
+        self.net.harden(scaled(self.streams, values, widths))
 
     def _values(self, stream: Stream) -> torch.Tensor:
         """Per position the largest of what its writers have."""

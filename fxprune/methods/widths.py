@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import torch
 
 from fxprune.methods.tied import Stream
-from fxprune.wrapped import Wrapped
 
 
 def scaled(
-    net: Wrapped, streams: Sequence[Stream], ranks: Sequence[torch.Tensor], widths: Sequence[float] | None = None
+    streams: Sequence[Stream], values: Sequence[torch.Tensor], widths: Sequence[float] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Scores for ``harden``: of a stream's positions (ranked from 0, the best) the first w x width live, for one w.
+    """Scores for ``harden``: of a stream's positions (the largest values first) the first w x width live, for one w.
 
     ``widths`` are what w multiplies, by default the full ones.
     """
     scores = {}
-    for number, (stream, rank) in enumerate(zip(streams, ranks, strict=True)):
+    for number, (stream, value) in enumerate(zip(streams, values, strict=True)):
         width = len(stream) if widths is None else widths[number]
+        rank = torch.argsort(torch.argsort(value, descending=True, stable=True))
         score = -(rank.double() + 0.5) / max(width, 1e-9)
         scores.update({writer.layer.name: score[writer.positions] for writer in stream.writers})
     return scores

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fxprune.errors import OptionError
 from fxprune.methods import METHODS
 from fxprune.train.loop import Pruned
 from fxprune.train.settings import Settings
@@ -38,7 +39,7 @@ def find_strength(reached: Callable[[float], float], first: float, tries: int = 
         if 1 / CLOSE <= seen[strength] <= CLOSE:
             break
         strength = _next(seen)
-    return min(seen, key=lambda tried: abs(math.log(seen[tried])))
+    return min(seen, key=lambda tried: (abs(math.log(seen[tried])), -tried))
 
 
 def _next(seen: dict[float, float]) -> float:
@@ -55,17 +56,35 @@ def _next(seen: dict[float, float]) -> float:
 
 
 def with_strength(
-    settings: Settings, folder: str | os.PathLike[str] | None, go: Callable[[Settings, Any], Pruned]
-) -> Settings:
+    settings: Settings, folder: str | os.PathLike[str] | None, go: Callable[[Settings, Any], Pruned],
+    note: Callable[[str], None],
+) -> Settings:  # fmt: skip
     """The settings as they are; or, where they ask for a search, with what it found. Tries are runs of their own."""
+    settings.check()
     options = settings.method_options
-    if not isinstance(options, Mapping) or options.get("strength") != SEARCH or settings.method not in METHODS:
+    if options.get("strength") != SEARCH:
         return settings
+    if not METHODS[settings.method].searchable:
+        known = ", ".join(name for name, method in METHODS.items() if method.searchable)
+        raise OptionError(f"method {settings.method!r} has no strength to search for", fix=f"{known} have one")
+    if settings.teacher == "train":
+        raise OptionError(
+            'teacher="train" would train a teacher for every strength that is tried',
+            fix='train the model first, and write teacher="self"',
+        )
 
     def reached(strength: float) -> float:
-        place = None if folder is None else Path(f"{os.fspath(folder)}-search") / f"{strength:.4g}"
+        place = None if folder is None else searches(Path(folder)) / f"{strength:.6g}"
         tried = replace(settings, epochs=(settings.epochs[0], 0, 0), method_options={**options, "strength": strength})
-        return float(go(tried, place).report["reached"])
+        found = float(go(tried, place).report["reached"])
+        note(f"strength {strength:.4g}: {found:.3f} of the budget")
+        return found
 
-    first = inspect.signature(METHODS[settings.method]).parameters["strength"].default
-    return replace(settings, method_options={**options, "strength": find_strength(reached, first)})
+    strength = find_strength(reached, inspect.signature(METHODS[settings.method]).parameters["strength"].default)
+    note(f"the strength is {strength:.4g}")
+    return replace(settings, method_options={**options, "strength": strength})
+
+
+def searches(run: Path) -> Path:
+    """Where the tries of a run are kept, beside its folder."""
+    return run.with_name(f"{run.name}-search")

@@ -279,3 +279,139 @@ def test_search_finds_a_strength_that_ends_near_the_budget(tmp_path: Path) -> No
     again = small_run(tmp_path / "run", epochs=(3, 0, 0), **options)  # everything is there already
     assert again.report["seconds"] == pytest.approx(found.report["seconds"], abs=60)
     assert again.report["widths"] == found.report["widths"]
+
+
+class Odd(nn.Module):
+    """A layer of eight channels, something that tells them apart, and a reader."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.a, self.b, self.one = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3), nn.Conv2d(8, 1, 1)
+        self.bn, self.prelu, self.scale = nn.BatchNorm2d(8), nn.PReLU(8), nn.Parameter(torch.rand(1, 8, 1, 1))
+        self.read = nn.Conv2d(4 if kind == "halves" else 8, 4, 1)
+        if kind == "tied readers":
+            self.also = nn.Conv2d(8, 4, 1)
+            self.also.weight = self.read.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        kinds = {
+            "norm later": lambda: self.bn(torch.relu(y)),
+            "norm on a stream": lambda: self.bn(y + self.b(x)),
+            "prelu": lambda: self.prelu(y),
+            "scale": lambda: torch.relu(y) * self.scale,
+            "chunk": lambda: torch.cat([torch.relu(y[:, :4]), torch.sigmoid(y[:, 4:])], 1),
+            "halves": lambda: y[:, :4] * y[:, 4:],
+            "attention": lambda: y * torch.sigmoid(self.one(y)),
+            "mean": lambda: y + y.mean(1, keepdim=True),
+            "softmax": lambda: y.softmax(1),
+            "tied readers": lambda: torch.relu(y),
+        }
+        y = kinds[self.kind]()
+        out: torch.Tensor = self.read(y) + self.also(y.flip(3)) if self.kind == "tied readers" else self.read(y)
+        return out
+
+
+ODD = ["norm later", "norm on a stream", "prelu", "scale", "chunk", "halves", "attention", "mean", "softmax",
+       "tied readers"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_columns_stay_where_positions_are_told_apart(kind: str) -> None:
+    torch.manual_seed(0)
+    model = randomise(Odd(kind)).double().eval()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    net = fxprune.wrap(model, 1 / 2, example_inputs=x)
+    stream = next(stream for stream in find_streams(net) if stream.writers[0].layer.name == "a")
+    assert stream.readers is None and len(stream) == 8
+    expected = model(x)
+    for name in ("vq", "id"):
+        assert (pruned(name, model, 1.0)(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    make_method("vq", net, {}).decide()
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items() if "weight" in name)
+
+
+def test_scores_count_beside_a_channel_that_is_spread_over_all() -> None:
+    torch.manual_seed(0)
+    model = Odd("attention")
+    with torch.no_grad():
+        model.a.weight.copy_(model.a.weight * torch.tensor([0.1, 1, 0.2, 2, 0.1, 3, 0.2, 4]).reshape(-1, 1, 1, 1))
+    net = fxprune.wrap(model, (4 + 1 + 4) / 13, example_inputs=torch.zeros(1, 3, 8, 8))
+    make_method("wm", net, {}).decide()
+    assert net.gates["a"].mask.tolist() == [False, True] * 4
+
+
+@pytest.mark.parametrize("share", [0.5, 0.53, 0.56, 0.6, 0.7])
+def test_vq_is_exact_where_the_budget_leaves_positions_half_written(share: float) -> None:
+    torch.manual_seed(0)
+    model = randomise(Twins()).double().eval()
+    model.twin()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    net = fxprune.wrap(model, share, example_inputs=x)
+    make_method("vq", net, {}).decide()
+    assert (net.eval()(x) - model(x)).abs().max() <= 1e-9 * model(x).abs().max()
+
+
+def test_zero_filters_and_scales_are_not_the_best() -> None:
+    torch.manual_seed(0)
+    model = resnet8(width=8)
+    nn.init.zeros_(model.stage1.bn2.weight)
+    nn.init.zeros_(model.stage1.conv2.weight)
+    with torch.no_grad():
+        model.conv.weight[:4] *= 0.01
+    net = fxprune.wrap(model, 1 / 2, example_inputs=EXAMPLE)
+    make_method("wm", net, {}).decide()
+    assert net.gates["conv"].mask.tolist() == [False] * 4 + [True] * 4
+    net = fxprune.wrap(model, 1 / 2, example_inputs=EXAMPLE)
+    method = make_method("morphnet", net, {})
+    before = method.penalty()
+    with torch.no_grad():
+        net.get_submodule("stage1.bn2").weight += 1e-3
+    after = method.penalty()
+    assert before is not None and after is not None and bool(after < 1.1 * before)
+
+
+def test_open_gaussian_gates_keep_their_values() -> None:
+    net = fxprune.wrap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)), 1.0, example_inputs=EXAMPLE)
+    make_method("ib", net, {})
+    law: Any = net.bank.law
+    with torch.no_grad():
+        law.mu.copy_(torch.tensor([-0.05, 0.02, 1.0, -0.3]))
+        law.log_sigma.copy_(torch.tensor([-9.0, -9.0, -9.0, 5.0]))
+    net.harden()
+    assert net.gate_values()["0"].tolist() == pytest.approx([-0.05, 0.02, 1.0, -0.1])
+    other = fxprune.wrap(net.unwrap(), 1.0, example_inputs=EXAMPLE)
+    other.load_state_dict(net.state_dict())
+    assert torch.equal(other.eval()(EXAMPLE), net.eval()(EXAMPLE))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_misuse_of_a_method_is_told(name: str) -> None:
+    net = fxprune.wrap(resnet8(width=4), 1 / 2, example_inputs=EXAMPLE)
+    method = make_method(name, net, {})
+    for wrong in (1.5, -1, float("nan"), "x", None):
+        with pytest.raises(OptionError, match="progress"):
+            method.advance(wrong)  # type: ignore[arg-type]
+    method.decide()
+    assert method.penalty() is None or float(method.penalty() or 0) == 0
+    with pytest.raises(OptionError, match="fixed already"):
+        make_method(name, net, {})
+    with pytest.raises(OptionError, match="takes a wrapped network"):
+        make_method(name, resnet8(width=4), {})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "wm", "method_options": {"strength": "search"}}, "has no strength to search"),
+        ({"method": "morphnet", "method_options": {"strength": "search"}}, "has no strength to search"),
+        ({"method": ["lzr"], "method_options": {"strength": "search"}}, "method"),
+        ({"method": "lzr", "method_options": {"strength": "search"}, "teacher": "train"}, "teacher"),
+        ({"method": "random", "method_options": {"seed": "a"}}, "seed='a'"),
+    ],
+)
+def test_wrong_searches(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        small_run(None, **{"teacher": None, **options})

@@ -1,0 +1,55 @@
+"""Which channels are one and the same position of a stream: those that adds and multiplies join."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fxprune.ids import ONE, OPEN, ZERO, Ids, IdTable, Join
+from fxprune.passes.gates import Layer
+
+
+def labels_of(table: IdTable, layers: list[Layer]) -> Ids:
+    """The same number for all ids that joins and gate variables tie together.
+
+    A join that would tie two gate variables of one layer ties nothing: it sums over channels, multiplies the halves of
+    a layer, or spreads a single channel over all.
+    """
+    label = np.arange(table.size)
+    first, owner = _variables(layers)
+    for layer in layers:  # a variable may gate several ids: of a group, of several calls
+        rows = layer.rows.reshape(-1)
+        for call in layer.calls:
+            label = _tied(label, call.ids.reshape(-1)[rows != OPEN], first[rows[rows != OPEN] + layer.start])
+    for join in table.blocks:
+        if not isinstance(join, Join):
+            continue
+        trial = label
+        for operand in join.operands:
+            one, other = join.out.reshape(-1), operand.reshape(-1)
+            plain = (other != ONE) & (other != ZERO)
+            trial = _tied(trial, one[plain], other[plain])
+        if np.unique(owner * table.size + trial[first]).size == first.size:
+            label = trial
+    return label
+
+
+def _variables(layers: list[Layer]) -> tuple[Ids, Ids]:
+    """Per gate variable the first id that it gates, and its layer."""
+    first, owner = [], []
+    for number, layer in enumerate(layers):
+        rows = layer.rows.reshape(-1)
+        _, place = np.unique(np.where(rows == OPEN, layer.variables, rows), return_index=True)
+        first.append(layer.calls[0].ids.reshape(-1)[place[: layer.variables]])
+        owner.append(np.full(layer.variables, number))
+    return np.concatenate(first), np.concatenate(owner)
+
+
+def _tied(label: Ids, one: Ids, other: Ids) -> Ids:
+    """Pair by pair the same label, the lower one."""
+    while not np.array_equal(label[one], label[other]):
+        lower = np.minimum(label[one], label[other])
+        to = np.arange(label.size)
+        np.minimum.at(to, label[one], lower)
+        np.minimum.at(to, label[other], lower)
+        label = to[label]
+    return label
