@@ -32,9 +32,9 @@ class ResNet8(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(width)
-        self.stage1 = BasicBlock(width, width, 1)
-        self.stage2 = BasicBlock(width, 2 * width, 2)
-        self.stage3 = BasicBlock(2 * width, 4 * width, 2)
+        self.stage1: nn.Module = BasicBlock(width, width, 1)
+        self.stage2: nn.Module = BasicBlock(width, 2 * width, 2)
+        self.stage3: nn.Module = BasicBlock(2 * width, 4 * width, 2)
         self.fc = nn.Linear(4 * width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,27 +44,14 @@ class ResNet8(nn.Module):
         return logits
 
 
-class ResNet20(nn.Module):
+class ResNet20(ResNet8):
     """The same with three blocks a stage: there is depth to spare."""
 
     def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(width)
-        self.stage1 = nn.Sequential(*(BasicBlock(width, width, 1) for _ in range(3)))
-        self.stage2 = nn.Sequential(
-            BasicBlock(width, 2 * width, 2), *(BasicBlock(2 * width, 2 * width, 1) for _ in range(2))
-        )
-        self.stage3 = nn.Sequential(
-            BasicBlock(2 * width, 4 * width, 2), *(BasicBlock(4 * width, 4 * width, 1) for _ in range(2))
-        )
-        self.fc = nn.Linear(4 * width, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.bn(self.conv(x)))
-        x = self.stage3(self.stage2(self.stage1(x)))
-        logits: torch.Tensor = self.fc(x.mean((2, 3)))
-        return logits
+        super().__init__(width, classes)
+        self.stage1 = nn.Sequential(self.stage1, *(BasicBlock(width, width, 1) for _ in range(2)))
+        self.stage2 = nn.Sequential(self.stage2, *(BasicBlock(2 * width, 2 * width, 1) for _ in range(2)))
+        self.stage3 = nn.Sequential(self.stage3, *(BasicBlock(4 * width, 4 * width, 1) for _ in range(2)))
 
 
 def resnet8(width: int = 32, classes: int = 10) -> ResNet8:
