@@ -23,8 +23,7 @@ class Halving(Method):
     def __init__(self, net: Wrapped) -> None:
         super().__init__(net)
         self.streams = find_streams(net)
-        self.shares = dict(net.target.limits)
-        self.rounds = max(1, *(math.ceil(math.log2(1 / share) - 1e-9) for share in self.shares.values()))
+        self.rounds = max(1, *(math.ceil(math.log2(1 / share) - 1e-9) for _, share in net.target.limits))
         self.done = 0
 
     @abstractmethod
@@ -56,19 +55,15 @@ class Halving(Method):
         self._harden(values)
 
     def _harden(self, values: list[torch.Tensor]) -> None:
-        self.net.harden(scaled(self.streams, values), fill=False, budget=self.allowed_shares())
+        self.net.harden(scaled(self.streams, values), fill=False, budget=self.shares())
 
     def _alive(self, stream: Stream) -> torch.Tensor:
         """Positions that every layer of theirs still writes; the budget may have left others half written."""
         gates = self.net.gates
         return stream.sums(lambda writer: (~gates[writer.layer.name].mask).cpu()) == 0
 
-    def allowed_shares(self) -> dict[str, float]:
-        return {name: max(share, 0.5**self.done) for name, share in self.shares.items()}
-
-    def allowed(self) -> dict[str, float]:
-        full = self.net.full_cost()
-        return {name: share * full[name] for name, share in self.allowed_shares().items()}
+    def shares(self) -> dict[str, float]:
+        return {name: max(share, 0.5**self.done) for name, share in self.net.target.limits}
 
     def state_dict(self) -> dict[str, Any]:
         return {"done": self.done}

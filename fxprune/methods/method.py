@@ -61,7 +61,11 @@ class Method:
     def allowed(self) -> dict[str, float]:
         """Per metric of the budget, what the network may cost at this moment: for the log."""
         full = self.net.full_cost()
-        return {name: share * full[name] for name, share in self.net.target.limits}
+        return {name: share * full[name] for name, share in self.shares().items()}
+
+    def shares(self) -> dict[str, float]:
+        """The same as fractions of the full cost."""
+        return dict(self.net.target.limits)
 
     def state_dict(self) -> dict[str, Any]:
         """What the network's own state does not hold: tensors, numbers and texts."""
