@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fxprune.compare.plan import TEACHER, Plan
 from fxprune.compare.pool import Outcome, Pool
-from fxprune.compare.result import Result, mean
+from fxprune.compare.result import Result, budgets_of, mean
 from fxprune.compare.rows import Row
 from fxprune.train.display import duration
 
@@ -71,7 +71,7 @@ class Display:
 
     def _table(self) -> Table:
         result = Result(self.plan, list(self.rows.values()), [], "")
-        budgets = result.budgets()
+        budgets = budgets_of(self.plan.entries.values())
         table = Table("mean accuracy % (seeds)", *budgets.values(), box=None, pad_edge=False)
         taught = mean(result.teachers, "accuracy")
         if taught is not None:

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fxprune.compare.plan import Entry
-from fxprune.compare.result import Result, mean
+from fxprune.compare.result import Group, Result, mean
 from fxprune.compare.rows import Row
 
-_AXES = {"volume": "volume factor", "flops": "FLOP factor"}
+_AXES: dict[str, tuple[tuple[str, str], str]] = {
+    "volume": (("factor", "volume"), "volume factor"),
+    "flops": (("factor", "flops"), "FLOP factor"),
+    "latency": (("latency", "32"), "latency of a batch of 32, over the unpruned net's"),
+}
 _MARKERS = "osD^vP*X<>ph"
 
 
@@ -23,15 +27,15 @@ def draw(result: Result, folder: Path) -> list[str]:
     with matplotlib.rc_context({"svg.hashsalt": "fxprune", "font.size": 9}):
         from matplotlib.figure import Figure  # draws into files only: no window, no state of pyplot's
 
-        groups = [entry for group in result.metric_groups for entry in group]
-        todo: dict[str, Callable[[Any], bool]] = {
-            "accuracy": lambda figure: _accuracy(figure, result, result.entries(), list(_AXES)),
-            "neurons": lambda figure: _neurons(figure, result),
-            "metrics": lambda figure: _accuracy(figure, result, groups, list(reversed(_AXES))),
-        }
+        def accuracy(entries: list[Entry], axes: list[str]) -> Callable[[Any], bool]:
+            return lambda figure: _accuracy(figure, result, entries, axes)
+
+        todo = {_name(group, result): accuracy(group.entries, list(_AXES)) for group in result.groups}
+        todo["neurons"] = lambda figure: _neurons(figure, result)
+        todo["metrics"] = accuracy([entry for group in result.metric_groups for entry in group], ["flops", "volume"])
         made = []
         for name, work in todo.items():
-            figure = Figure(figsize=(10, 4.2), layout="constrained")
+            figure = Figure(figsize=(10, 4.2) if name in ("neurons", "metrics") else (14, 4.2), layout="constrained")
             if not work(figure):
                 continue
             figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
@@ -40,35 +44,45 @@ def draw(result: Result, folder: Path) -> list[str]:
     return made
 
 
-def _accuracy(figure: Any, result: Result, entries: list[Entry], metrics: list[str]) -> bool:
-    """A line per entry over its budgets, a panel per factor."""
+def _name(group: Group, result: Result) -> str:
+    """That of the reference's group is ``accuracy``; the others say how they differ."""
+    own = result.plan.entries[result.plan.reference]
+    other = [group.metric] if group.metric != own.metric else []
+    other += [] if group.distilled == own.distilled else ["distilled" if group.distilled else "labels"]
+    return "-".join(["accuracy", *other])
+
+
+def _accuracy(figure: Any, result: Result, entries: list[Entry], axes: list[str]) -> bool:
+    """A line per entry over its budgets, a panel per cost."""
     entries = [entry for entry in entries if any(result.cell(entry.name, share) for share in entry.budgets.values())]
     if not entries:
         return False
-    known = list(result.plan.entries)
-    panels = figure.subplots(1, len(metrics), sharey=True)
-    for panel, metric in zip(panels, metrics, strict=True):
-        for entry in entries:
+    panels = figure.subplots(1, len(axes), sharey=True)
+    for panel, axis in zip(panels, axes, strict=True):
+        path, label = _AXES[axis]
+        for number, entry in enumerate(entries):
             cells = [result.cell(entry.name, share) for share in sorted(entry.budgets.values(), reverse=True)]
-            found = [(_factor(cell, metric), cell) for cell in cells if cell]
+            found = [(_cost(cell, path), cell) for cell in cells if cell]
             places = [place for place, _ in found]
             values = [mean(cell, "accuracy") or 0.0 for _, cell in found]
             ends = [[row["accuracy"] for row in cell] for _, cell in found]
-            number = known.index(entry.name)  # the same colour in every figure
             panel.errorbar(
                 places, values, color=f"C{number % 10}", marker=_MARKERS[number % len(_MARKERS)], capsize=2,
-                linewidth=1.2, markersize=4, label=entry.name,
+                linewidth=1.2, markersize=4, label=entry.name, linestyle="--" if entry.tool else "-",
                 yerr=[[max(0.0, v - min(e)) for v, e in zip(values, ends, strict=True)],
                       [max(0.0, max(e) - v) for v, e in zip(values, ends, strict=True)]],
             )  # fmt: skip
         taught = mean(result.teachers, "accuracy")
         if taught is not None:
-            panel.axhline(taught, color="black", linestyle="--", linewidth=1, label="teacher")
-        _log_axis(panel)
-        panel.set(xlabel=_AXES[metric])
+            panel.axhline(taught, color="black", linestyle=":", linewidth=1, label="teacher")
+        if axis == "latency":
+            panel.invert_xaxis()  # smaller to the right, as in the other panels
+        else:
+            _log_axis(panel)
+        panel.set(xlabel=label)
         panel.grid(alpha=0.3)
     panels[0].set(ylabel="accuracy %")
-    panels[0].legend(fontsize=7)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     return True
 
 
@@ -83,8 +97,8 @@ def _log_axis(panel: Any) -> None:
     panel.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _factor(cell: list[Row], metric: str) -> float:
-    found = mean(cell, "factor", metric)
+def _cost(cell: list[Row], path: tuple[str, str]) -> float:
+    found = mean(cell, *path)
     return float("nan") if found is None else found
 
 

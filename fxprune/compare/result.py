@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,29 @@ from typing import Any
 from fxprune.compare.plan import TEACHER, Entry, Plan
 from fxprune.compare.rows import Row
 from fxprune.compare.statistics import Difference, paired
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries that can be compared as they are: their budgets are on the same, and all are taught alike."""
+
+    metric: str
+    distilled: bool
+    entries: list[Entry]
+    reference: str  # what the others' accuracy is subtracted from
+
+    @property
+    def budgets(self) -> dict[float, str]:
+        return budgets_of(self.entries)
+
+
+def budgets_of(entries: Iterable[Entry]) -> dict[float, str]:
+    """Share -> as it was written, the largest first."""
+    found: dict[float, str] = {}
+    for entry in entries:
+        for text, share in entry.budgets.items():
+            found.setdefault(share, text)
+    return dict(sorted(found.items(), reverse=True))
 
 
 @dataclass(frozen=True)
@@ -43,26 +67,31 @@ class Result:
         found = [row.get("machine") or {} for row in self.rows]
         return list(dict.fromkeys(", ".join(f"{name} {value}" for name, value in each.items()) for each in found))
 
-    @property
-    def metrics(self) -> list[str]:
-        """Those that budgets are on, in the order of the entries."""
-        return list(dict.fromkeys(entry.metric for entry in self.plan.entries.values()))
+    @cached_property
+    def groups(self) -> list[Group]:
+        """In the order of the entries; the reference of a group is the plan's, or has its method, or comes first."""
+        members: dict[tuple[str, bool], list[Entry]] = {}
+        for entry in self.plan.entries.values():
+            members.setdefault((entry.metric, entry.distilled), []).append(entry)
+        wanted = self.plan.entries[self.plan.reference]
+        found = []
+        for (metric, distilled), entries in members.items():
+            near = [entry for entry in entries if entry.what == wanted.what]
+            first = wanted if wanted in near else (near or entries)[0]
+            found.append(Group(metric, distilled, entries, first.name))
+        return found
 
-    def entries(self, metric: str | None = None) -> list[Entry]:
-        return [entry for entry in self.plan.entries.values() if metric is None or entry.metric == metric]
+    @property
+    def variants(self) -> Group:
+        """The reference and those that differ from it only in how they are trained."""
+        wanted = self.plan.entries[self.plan.reference]
+        alike = [e for e in self.plan.entries.values() if (e.what, e.metric) == (wanted.what, wanted.metric)]
+        return Group(wanted.metric, wanted.distilled, alike, wanted.name)
 
     def cell(self, entry: str, share: float) -> list[Row]:
         """A row per seed, in the order of the seeds."""
         found = self._cells.get((entry, share), {})
         return [found[seed] for seed in self.plan.seeds if seed in found]
-
-    def budgets(self, metric: str | None = None) -> dict[float, str]:
-        """Share -> as it was written, the largest first."""
-        found: dict[float, str] = {}
-        for entry in self.entries(metric):
-            for text, share in entry.budgets.items():
-                found.setdefault(share, text)
-        return dict(sorted(found.items(), reverse=True))
 
     def difference(self, one: str, other: str, share: float) -> Difference | None:
         """Accuracy of one entry minus that of another, over the seeds that both have."""

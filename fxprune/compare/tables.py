@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fxprune.budget.cost import METRICS
-from fxprune.compare.result import Result, mean, over
+from fxprune.compare.result import Group, Result, mean, over
 from fxprune.compare.rows import Row
 from fxprune.compare.statistics import Difference
 
@@ -20,25 +20,41 @@ _MINUS = "−"
 
 def markdown(result: Result, figures: Iterable[str]) -> str:
     plan = result.plan
-    lines = [f"# Comparison: {'; '.join(_plain(name) for name in plan.entries)}", "", f"`{result.command}`", ""]
-    lines += [f"- {name}: {text}" for name, text in _settings(result)]
-    lines += ["", *_state(result)]
-    for metric in result.metrics:
-        lines += ["", f"## Budgets on {_name(metric)}", "", *_wide(result, metric), "", *_accuracy(result, metric)]
-        differences = _differences(result, metric)
-        lines += ["", *differences] if differences else []
-    for title, table in (("Regular against mixed blocks", _regular(result)), ("Latency", _latency(result))):
-        lines += ["", f"## {title}", "", *table] if table else []
-    for name, text in FIGURES.items():
-        lines += ["", f"![{text}]({name}.png)", "", f"*{text}*"] if name in figures else []
+    lines = [f"# Comparison on {_plain(str(plan.model.get('target', 'a model')))}", "", f"`{result.command}`", ""]
+    lines += _state(result)
+    for group in result.groups:
+        if not any(result.cell(entry.name, share) for entry in group.entries for share in group.budgets):
+            continue
+        lines += ["", f"## {title(group)}", "", *_wide(result, group), "", *_accuracy(result, group)]
+        differences = _differences(result, group)
+        lines += ["", _DIFFERENCES, "", *differences] if differences else []
+    for heading, table in (
+        ("Other ways to train the reference", _differences(result, result.variants)),
+        ("Regular against mixed blocks", _regular(result)),
+    ):
+        lines += ["", f"## {heading}", "", *table] if table else []
+    for name in figures:
+        lines += ["", f"![{caption(name)}]({name}.png)", "", f"*{caption(name)}*"]
+    lines += ["", "## Settings", "", *(f"- {name}: {text}" for name, text in _settings(result))]
     return "\n".join(lines) + "\n"
 
 
-FIGURES = {
-    "accuracy": "Accuracy against volume and FLOP factor: mean, least and largest over the seeds; dashed: the teachers",
-    "neurons": "Channels per block of the reference entry, mean over the seeds",
-    "metrics": "The same method with budgets on volume and on FLOPs",
-}
+_DIFFERENCES = (
+    "Differences in points: mean of those seed by seed, and its 95 % interval (Student's t). *ahead* and *behind*: the "
+    "interval does not hold 0."
+)
+
+
+def title(group: Group) -> str:
+    return f"Budgets on {_name(group.metric)}{'' if group.distilled else ', taught by labels alone'}"
+
+
+def caption(figure: str) -> str:
+    said = {
+        "neurons": "Channels per block of the reference entry, mean over the seeds",
+        "metrics": "The same method with budgets on volume and on FLOPs",
+    }
+    return said.get(figure, "Accuracy against cost: mean, least and largest over the seeds; dotted: the teachers")
 
 
 def _settings(result: Result) -> list[tuple[str, str]]:
@@ -70,22 +86,22 @@ def _state(result: Result) -> list[str]:
     return lines
 
 
-def _wide(result: Result, metric: str) -> list[str]:
+def _wide(result: Result, group: Group) -> list[str]:
     """Mean accuracies only, to be taken in at a glance."""
-    budgets = result.budgets(metric)
     lines = []
-    for entry in result.entries(metric):
-        cells = [result.cell(entry.name, share) for share in budgets]
+    for entry in group.entries:
+        cells = [result.cell(entry.name, share) for share in group.budgets]
         lines.append([_plain(entry.name), *(_mean(cell) for cell in cells)])
-    return table(["mean accuracy %", *budgets.values()], lines)
+    return table(["mean accuracy %", *group.budgets.values()], lines)
 
 
-def _accuracy(result: Result, metric: str) -> list[str]:
+def _accuracy(result: Result, group: Group) -> list[str]:
     head = ["entry", "budget", "accuracy %", "each seed", "volume factor", "FLOP factor", "share of the budget used"]
     reached = any(row.get("reached") is not None for row in result.pruned)
+    sizes = list(dict.fromkeys(size for row in result.pruned for size in row.get("latency") or {}))
     lines = []
-    for share, budget in result.budgets(metric).items():
-        for entry in result.entries(metric):
+    for share, budget in group.budgets.items():
+        for entry in group.entries:
             cell = result.cell(entry.name, share)
             if not cell:
                 continue
@@ -99,28 +115,23 @@ def _accuracy(result: Result, metric: str) -> list[str]:
                 _number(mean(cell, "factor", "flops")),
                 _range(used, 3) + (" OVER" if over(cell) else ""),
             ]
+            line += [_number(mean(cell, "latency", size)) for size in sizes]
             known = [row["reached"] for row in cell if row.get("reached") is not None]
             lines.append([*line, _range(known, 2) if known else "–"] if reached else line)
+    head += [f"latency, batch of {size}" for size in sizes]
     return table([*head, "V/B before harden"] if reached else head, lines)
 
 
-def _differences(result: Result, metric: str) -> list[str]:
-    """The reference minus each other entry; of an own reference where it has another metric, the metric's first."""
-    names = [entry.name for entry in result.entries(metric)]
-    reference = result.plan.reference if result.plan.reference in names else names[0]
-    others = [name for name in names if name != reference]
+def _differences(result: Result, group: Group) -> list[str]:
+    """The reference minus each other entry."""
     lines = []
-    for name in others:
-        cells = [result.difference(reference, name, share) for share in result.budgets(metric)]
+    for entry in group.entries:
+        if entry.name == group.reference:
+            continue
+        cells = [result.difference(group.reference, entry.name, share) for share in group.budgets]
         if any(cell is not None for cell in cells):
-            lines.append([_plain(name), *("–" if cell is None else told_difference(cell) for cell in cells)])
-    if not lines:
-        return []
-    said = (
-        f"Accuracy of **{_plain(reference)}** minus that of each other entry, in points: mean of the differences seed "
-        "by seed, and their 95 % interval (Student's t). *ahead* and *behind*: the interval does not hold 0."
-    )
-    return [said, "", *table([f"{_plain(reference)} minus", *result.budgets(metric).values()], lines)]
+            lines.append([_plain(entry.name), *("–" if cell is None else told_difference(cell) for cell in cells)])
+    return table([f"{_plain(group.reference)} minus", *group.budgets.values()], lines) if lines else []
 
 
 def told_difference(found: Difference) -> str:
@@ -135,7 +146,7 @@ def told_difference(found: Difference) -> str:
 def _regular(result: Result) -> list[str]:
     """What the same nets would cost if every residual add kept all channels of both sides."""
     lines = []
-    for entry in result.entries():
+    for entry in result.plan.entries.values():
         for share, budget in sorted(((share, text) for text, share in entry.budgets.items()), reverse=True):
             cell = [row for row in result.cell(entry.name, share) if row.get("regular")]
             regular, mixed = mean(cell, "regular", "volume"), mean(cell, "cost", "volume")
@@ -144,20 +155,6 @@ def _regular(result: Result) -> list[str]:
             part = f"{100 * (regular - mixed) / regular:.1f}" if regular else "–"
             lines.append([_plain(entry.name), budget, f"{regular:,.0f}", f"{mixed:,.0f}", part])
     return table(["entry", "budget", "regular volume", "mixed volume", "mixed saves %"], lines) if lines else []
-
-
-def _latency(result: Result) -> list[str]:
-    sizes = list(dict.fromkeys(size for row in result.pruned for size in row.get("latency") or {}))
-    lines = []
-    for entry in result.entries():
-        for share, budget in sorted(((share, text) for text, share in entry.budgets.items()), reverse=True):
-            cell = result.cell(entry.name, share)
-            if cell:
-                lines.append([_plain(entry.name), budget, *(_number(mean(cell, "latency", size)) for size in sizes)])
-    if not sizes or not lines:
-        return []
-    said = "Time of the pruned net over that of the unpruned one: median of 30 pairs in turns, mean over the seeds."
-    return [said, "", *table(["entry", "budget", *(f"batch of {size}" for size in sizes)], lines)]
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:

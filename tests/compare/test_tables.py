@@ -15,22 +15,28 @@ from fxprune.compare.tables import markdown
 from fxprune.compare.write import write_all
 
 SEEDS = (0, 1, 2)
+FIGURES = ["accuracy", "accuracy-flops", "accuracy-labels", "neurons", "metrics"]
 ACCURACY = {
     ("bar", "1/2"): (70.0, 71.0, 72.0),
     ("bar", "1/4"): (60.0, 61.0, 62.0),
     ("wm", "1/2"): (70.5, 70.5, 72.0),
     ("wm", "1/4"): (55.0, 55.5, 57.5),
     ("bar, FLOPs", "1/4"): (66.0, 66.5, 67.0),
+    ("bar, labels", "1/2"): (68.0, 69.0, 71.0),
+    ("wm, labels", "1/2"): (67.0, 66.0, 70.0),
 }
 
 
-def entry(name: str, method: str, metric: str = "volume", budgets: tuple[str, ...] = ("1/2", "1/4")) -> Entry:
-    settings = {"metric": metric, "teacher": "self", "epochs": [1, 1, 0]}
+def entry(
+    name: str, method: str, metric: str = "volume", budgets: tuple[str, ...] = ("1/2", "1/4"), teacher: str = "self"
+) -> Entry:
+    settings = {"metric": metric, "teacher": teacher, "epochs": [1, 1, 0]}
     return Entry(name, method, None, {text: 1 / int(text[2:]) for text in budgets}, settings, {})
 
 
 def result(tmp_path: Path, seeds: tuple[int, ...] = SEEDS) -> Result:
     entries = [entry("bar", "bar"), entry("wm", "wm"), entry("bar, FLOPs", "bar", "flops", ("1/4",))]
+    entries += [entry(f"{name}, labels", name, budgets=("1/2",), teacher="none") for name in ("wm", "bar")]
     plan = Plan({e.name: e for e in entries}, SEEDS, "bar", {"target": "m:m"}, {"target": "/anywhere/d.py:d"},
                 {"epochs": [1, 1]}, tmp_path)  # fmt: skip
     rows = []
@@ -73,15 +79,17 @@ def test_the_tables(tmp_path: Path) -> None:
     text = markdown(result(tmp_path), [])
     lines = text.splitlines()
     assert "Teachers, accuracy in %: 75.00 (seed 0), 76.00 (seed 1), 77.00 (seed 2)." in lines
-    assert "Pruned nets: 15 of 15." in lines and "- machine: cores 2" in lines
+    assert "Pruned nets: 21 of 21." in lines and "- machine: cores 2" in lines
     assert "| mean accuracy % | 1/2 | 1/4 |" in lines and "| wm | 71.00 | 56.00 |" in lines
-    assert "| bar | 1/4 | 61.00 | 60.00, 61.00, 62.00 | 4.00 | 16.0 | 0.980 to 1.000 |" in lines
+    assert "| bar | 1/4 | 61.00 | 60.00, 61.00, 62.00 | 4.00 | 16.0 | 0.980 to 1.000 | 0.50 | 0.26 |" in lines
     # -0.5, 0.5, 0: mean 0, deviation 0.5; then 5, 5.5, 4.5
     assert "| wm | +0.00 ± 1.24 level | +5.00 ± 1.24 ahead |" in lines
     assert "## Budgets on FLOPs" in lines and "| bar, FLOPs | 66.50 |" in lines
-    assert sum("minus" in line for line in lines) == 2  # none over metrics
+    heads = [line for line in lines if " minus |" in line]  # none over metrics, nor over ways to teach, but for one
+    assert heads == ["| bar minus | 1/2 | 1/4 |", "| bar, labels minus | 1/2 |", "| bar minus | 1/2 | 1/4 |"]
+    assert "## Budgets on volume, taught by labels alone" in lines and "| wm, labels | +1.67 ± 2.87 level |" in lines
+    assert "| bar, labels | +1.67 ± 1.43 ahead | – |" in lines[lines.index("## Other ways to train the reference") :]
     assert "| bar | 1/4 | 333 | 250 | 24.9 |" in lines and "| bar | 1/2 | 666 | 500 | 24.9 |" in lines
-    assert "| wm | 1/2 | 0.50 | 0.26 |" in lines
     assert "/anywhere" not in text and 'target `"d.py:d"`' in text
 
 
@@ -93,9 +101,9 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
 def test_figures(tmp_path: Path) -> None:
     found = result(tmp_path)
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
-    assert draw(found, tmp_path / "a") == draw(found, tmp_path / "b") == ["accuracy", "neurons", "metrics"]
-    for name in ("accuracy.svg", "neurons.svg", "metrics.svg"):
-        one, other = ((tmp_path / folder / name).read_bytes() for folder in "ab")
+    assert draw(found, tmp_path / "a") == draw(found, tmp_path / "b") == FIGURES
+    for name in FIGURES:
+        one, other = ((tmp_path / folder / f"{name}.svg").read_bytes() for folder in "ab")
         assert one == other
 
 
