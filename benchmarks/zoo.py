@@ -269,18 +269,23 @@ def _check(entry: Model, record: Record) -> None:
         record.update(status="slim net differs", reason=reason)
 
 
+REMOVED = (0.5, 0.9)  # shares of the gates that are closed, at random
+
+
 def _check_export(model: nn.Module, example: Any, record: Record) -> None:
-    """Half of all gates closed at random: the slim net must compute what the gated one computes."""
+    """Under random masks the slim net must compute what the gated one computes."""
     with stage(record, "wrap or export fails"):
         begin = time.perf_counter()
         wrapped = fxprune.wrap(model, 1.0, example_inputs=example)
         generator = torch.Generator().manual_seed(0)
         counts = {name: len(gate) for name, gate in wrapped.gates.items()}
-        wrapped.set_masks({name: torch.rand(count, generator=generator) < 0.5 for name, count in counts.items()})
-        slim = fxprune.export(wrapped, verify=False)
+        differences = []
+        for share in REMOVED:
+            wrapped.set_masks({name: torch.rand(count, generator=generator) >= share for name, count in counts.items()})
+            slim = fxprune.export(wrapped, verify=False)
+            differences.append(difference(wrapped(*example), slim(*example)))
         record["export_seconds"] = round(time.perf_counter() - begin, 3)
-        record["export_difference"] = difference(wrapped(*example), slim(*example))
-        record["volume_at_half"] = wrapped.cost().volume / wrapped.full_cost().volume
+        record["export_difference"] = max(differences)
 
 
 def _ungated(seen: Any) -> dict[str, float]:
@@ -434,7 +439,8 @@ def markdown(records: list[Record]) -> str:
         "Every parameter and buffer is random, everything runs in float64; *equal* means that the traced graph's",
         f"outputs differ from the model's by at most {TOLERANCE:.0e} of the largest one, at the example's batch size",
         "and at another one. *Prunable*: the share of the convolutions' output volume that can go. *Exported exactly*:",
-        "with half of all gates closed at random, the slim net equals the gated one within the same tolerance.",
+        "with half of all gates and with nine tenths of them closed at random, the slim net equals the gated one within",
+        "the same tolerance.",
         "",
     ]  # fmt: skip
     suites = list(dict.fromkeys(record["suite"] for record in records))
@@ -443,7 +449,7 @@ def markdown(records: list[Record]) -> str:
     labels = {
         "models": "models", "traced": "traced", "equal_at_both_batches": "equal at both batch sizes",
         "without_leaves": "traced without a leaf", "inspected": "inspected", "median_prunable": "median prunable share",
-        "prunable_below_95_percent": "prunable share below 95 %", "exported": "exported with half of the gates closed",
+        "prunable_below_95_percent": "prunable share below 95 %", "exported": "exported under both masks",
         "exported_exactly": "of these exactly",
     }  # fmt: skip
     for key, label in labels.items():
@@ -532,7 +538,7 @@ def progress(total: int) -> Iterator[Callable[[Record], None]]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="*", metavar="PATTERN", help="of names or families, '|' between several")
-    parser.add_argument("--suite", choices=["torchvision", "pytorchcv", "all"], default="all")
+    parser.add_argument("--suite", choices=["torchvision", "pytorchcv", "timm", "transformers", "all"], default="all")
     parser.add_argument("--json", type=Path, default=RESULTS / "zoo.json", metavar="OUT", help="a .jsonl is beside it")
     parser.add_argument("--markdown", type=Path, metavar="OUT", help="default: beside the JSON file")
     parser.add_argument("--jobs", type=int, default=1, help="processes")

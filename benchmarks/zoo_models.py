@@ -74,19 +74,41 @@ class Model:
         """The untrained model; nothing is downloaded."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if self.suite == "torchvision":
-                declare_torchvision_ops()
-                models = importlib.import_module("torchvision.models")
-                with _smaller_mvit(self.inputs[0].shape) if "mvit" in self.name else contextlib.nullcontext():
-                    made = models.get_model(self.name, weights=None, **self.kwargs)
-            else:
-                provider = importlib.import_module("pytorchcv.model_provider")
-                made = provider.get_model(self.name, pretrained=False, **self.kwargs)
+            declare_torchvision_ops()
+            made = _BUILDERS[self.suite](self)
         assert isinstance(made, nn.Module)
         return made
 
     def example(self, batch: int) -> tuple[Any, ...]:
         return (*(entry.make(batch) for entry in self.inputs), *self.extra)
+
+
+def _from_torchvision(model: Model) -> Any:
+    models = importlib.import_module("torchvision.models")
+    with _smaller_mvit(model.inputs[0].shape) if "mvit" in model.name else contextlib.nullcontext():
+        return models.get_model(model.name, weights=None, **model.kwargs)
+
+
+def _from_pytorchcv(model: Model) -> Any:
+    return importlib.import_module("pytorchcv.model_provider").get_model(model.name, pretrained=False, **model.kwargs)
+
+
+def _from_timm(model: Model) -> Any:
+    return importlib.import_module("timm").create_model(model.name, pretrained=False, **model.kwargs)
+
+
+def _from_transformers(model: Model) -> Any:
+    """The name is that of the class; the configuration is the default one, changed by kwargs."""
+    made = getattr(importlib.import_module("transformers"), model.name)
+    return made(made.config_class(**model.kwargs))
+
+
+_BUILDERS = {
+    "torchvision": _from_torchvision,
+    "pytorchcv": _from_pytorchcv,
+    "timm": _from_timm,
+    "transformers": _from_transformers,
+}
 
 
 def _smaller_mvit(shape: tuple[int, ...]) -> Any:

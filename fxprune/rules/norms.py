@@ -68,10 +68,11 @@ def group_norm(op: Op) -> Flow | None:
         return replace(flow, clean=False, writer=None)
     if flow.axis != 1:
         return None
-    grouped = not_zero(op, flow.ids).reshape(groups, -1)
+    ids = not_zero(op, flow.ids)
+    grouped = ids.reshape(groups, -1)
     op.notes.tied.append(grouped)
-    statistics = op.table.mix(grouped, rows=1, owner=op.node.name)
-    return Flow(op.table.all(grouped, statistics).reshape(flow.ids.shape), clean=False)
+    statistics = op.table.mix(grouped, rows=1, owner=op.node.name).repeat(grouped.shape[1], 1)
+    return Flow(op.table.all(ids, statistics.reshape(ids.shape)), clean=False)
 
 
 @batch_norm.emitter

@@ -18,6 +18,12 @@ def group_norm() -> nn.Module:
 
 
 @net()
+def group_norm_of_many_groups() -> nn.Module:
+    """As many groups as channels in each: not to be taken for tokens by channels."""
+    return nn.Sequential(nn.Conv2d(3, 400, 1), nn.GroupNorm(20, 400), nn.ReLU(), nn.Conv2d(400, 4, 1))
+
+
+@net()
 class group_norm_residual(nn.Module):
     """Group norm on a stream and behind a concatenation."""
 
