@@ -27,7 +27,7 @@ lint: $(STAMP)  ## Run ruff and mypy
 	$(BIN)/mypy
 
 test: lint  ## Run ruff, mypy and the test suite
-	$(BIN)/python -m pytest --timeout 600
+	$(BIN)/python -m pytest --timeout 600 -n auto
 
 zoo: $(STAMP)  ## Run over the model zoos (long)
 	$(BIN)/python benchmarks/zoo.py

@@ -27,6 +27,27 @@ ONE, ZERO = 0, 1
 OPEN = -1  # the gate of a row that has none
 
 
+def distinct(rows: Ids) -> tuple[Ids, Ids]:
+    """The different rows, in the order in which they come first, and which of them each row is.
+
+    >>> distinct(np.array([[3, 4], [1, 2], [3, 4]]))
+    (array([[3, 4],
+           [1, 2]]), array([0, 1, 0]))
+    """
+    if rows.shape[0] == 0:
+        return rows, np.zeros(0, dtype=np.int64)
+    # Sorting one number per row instead of rows: hundreds of times faster on tokens by channels.
+    factors = np.random.default_rng(0).integers(1 << 63, size=rows.shape[1], dtype=np.uint64) | np.uint64(1)
+    keys = (rows.astype(np.uint64) * factors).sum(1, dtype=np.uint64)
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    found = rows[first[order]]
+    which = np.argsort(order)[which.reshape(-1)]
+    if not np.array_equal(found[which], rows):  # two rows with the same number
+        found, which = np.unique(rows, axis=0, return_inverse=True)
+    return found, which.reshape(-1)
+
+
 @dataclass(eq=False)
 class Mix:
     """``out[g, r]`` reads every ``inputs[g, :]`` and hangs on gate variable ``gate[g, r]``."""
@@ -119,7 +140,8 @@ class IdTable:
         flat = np.stack([np.asarray(ids).reshape(-1) for _, ids in kept])
         which = np.arange(flat.shape[1])
         if sum(size > 1 for size in wide[0].shape) > 1:  # the same channels at many positions
-            flat, which = np.unique(flat, axis=1, return_inverse=True)
+            rows, which = distinct(flat.T)
+            flat = rows.T
         out = self._new(flat.shape[1])
         self.blocks.append(Join(kind, out, tuple(flat), frozenset(n for n, (i, _) in enumerate(kept) if i in scalers)))
         # What is made of nothing but padding is padding itself, and not merely dead under every mask.
@@ -135,12 +157,11 @@ class IdTable:
         """*any* over all axes but the one along which the ids differ most: the channels."""
         if sum(size > 1 for size in ids.shape) < 2:
             return ids
-        folded = [np.unique(np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1), axis=0) for axis in range(ids.ndim)]
-        axis = int(np.argmax([len(slices) for slices in folded]))
-        columns = np.unique(np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1), axis=1)
+        folded = [np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1) for axis in range(ids.ndim)]
+        axis = int(np.argmax([len(distinct(slices)[0]) for slices in folded]))
         shape = [1] * ids.ndim
         shape[axis] = ids.shape[axis]
-        return self.any(*columns.T).reshape(shape)
+        return self.any(*distinct(folded[axis].T)[0]).reshape(shape)
 
     # ------------------------------------------------------------ asking
 

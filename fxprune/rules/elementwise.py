@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fxprune.core import Affine
-from fxprune.ids import ONE, ZERO, Ids, IdTable
+from fxprune.ids import ONE, ZERO, Ids, IdTable, distinct
 from fxprune.rules.emit import Piece, Slim, per_channel_function, per_channel_module, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
@@ -156,8 +156,8 @@ def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = Fal
     if axes:
         kept = [axis for axis in range(ids.ndim) if axis not in axes]
         groups = ids.transpose(*kept, *axes).reshape(-1, math.prod(ids.shape[axis] for axis in axes))
-        distinct, which = np.unique(groups, axis=0, return_inverse=True)  # positions of one map share theirs
-        statistics = op.table.mix(distinct, rows=1, owner=op.node.name)[which.reshape(-1)]
+        different, which = distinct(groups)  # positions of one map share theirs
+        statistics = op.table.mix(different, rows=1, owner=op.node.name)[which]
         ids = op.table.all(
             ids, statistics.reshape([1 if axis in axes else ids.shape[axis] for axis in range(ids.ndim)])
         )

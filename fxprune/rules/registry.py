@@ -24,7 +24,7 @@ from torch import fx, nn
 
 from fxprune.core import Affine, Mixer
 from fxprune.errors import RuleError
-from fxprune.ids import ONE, Ids, IdTable
+from fxprune.ids import ONE, Ids, IdTable, distinct
 from fxprune.tracing.values import Values
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Flow:
         ids = np.moveaxis(self.ids, axis, 0).reshape(self.ids.shape[axis], -1)
         first: Ids = ids[:, 0]
         if not bool((ids == ids[:, :1]).all()):
-            first = table.any(*np.unique(ids, axis=1).T)
+            first = table.any(*distinct(ids.T)[0])
         return np.array(np.broadcast_to(first, (size,)), dtype=np.int64)
 
 
@@ -183,7 +183,7 @@ def find_rule(node: fx.Node, module: nn.Module | None) -> Rule | None:
     if node.meta.get("hooked"):  # whatever its class says, its hooks may do something else
         return None
     if module is not None:
-        forward = type(module).forward
+        forward = getattr(type(module), "forward", None)  # a scripted module's class has none
         for cls in type(module).__mro__:
             if cls in RULES and getattr(cls, "forward", None) is forward:
                 return RULES[cls]
