@@ -21,8 +21,8 @@ from fxprune.budget.cost import METRICS, Cost
 from fxprune.budget.count import Count, count
 from fxprune.budget.target import Target
 from fxprune.emit.example import described, restored
-from fxprune.emit.files import file_above, write_atomically
-from fxprune.emit.folder import read, write
+from fxprune.emit.files import as_path, file_above, told, write_atomically
+from fxprune.emit.folder import read, write_net
 from fxprune.errors import FxPruneError, OptionError, RunError
 from fxprune.passes.freeze import frozen
 from fxprune.passes.verify import batch_size, noise, tensors
@@ -49,21 +49,24 @@ class Run:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
-        self._facts = _read(self.folder)
+        self.folder = as_path(folder, "folder")
+        with told("read", self.folder, RunError):
+            self._facts = _read(self.folder)
         try:
             self._inputs = restored(self._facts["args"]), restored(self._facts["kwargs"])
             self.model = str(self._facts["model"])
             self.full_cost = Cost(**self._facts["full_cost"])
             self.target = Target.of(dict(self._facts["budget"]), "volume")
             whole = [*vars(self.full_cost).values(), *(self.cost or {}).values()]
-            if list(map(type, self._inputs)) != [tuple, dict] or not all(type(number) is int for number in whole):
-                raise ValueError("inputs that are none, or a cost that is no number")
+            if list(map(type, self._inputs)) != [tuple, dict]:
+                raise ValueError("inputs that are none")
+            if not all(type(number) is int and number >= 0 for number in whole):
+                raise ValueError("a cost that is no whole number")
             if self.cost is not None and set(self.cost) != set(METRICS):
                 raise ValueError(f"a cost of {', '.join(self.cost) or 'nothing'}")
             if self.stage not in STAGES:
                 raise ValueError(f"there is no stage {self.stage!r}")
-        except (KeyError, TypeError, ValueError, AttributeError, FxPruneError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, FxPruneError) as error:
             said = error.cause if isinstance(error, FxPruneError) else f"{type(error).__name__}: {error}"
             raise _damaged(self.folder, said) from error
 
@@ -71,7 +74,13 @@ class Run:
     def create(cls, folder: str | os.PathLike[str], wrapped: Wrapped) -> Run:
         """Start a run; the folder must be new or empty."""
         _check_wrapped(wrapped, "Run.create")
-        path = Path(folder)
+        path = as_path(folder, "folder")
+        with told("written", path, RunError):
+            cls._start(path, wrapped)
+        return cls(path)
+
+    @staticmethod
+    def _start(path: Path, wrapped: Wrapped) -> None:
         file = file_above(path)
         if file is not None:
             raise RunError(f"{file} is a file, so there can be no folder {path}", fix="name another folder")
@@ -96,7 +105,6 @@ class Run:
         }
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / FACTS, json.dumps(facts, indent=2) + "\n")
-        return cls(path)
 
     @property
     def stage(self) -> str:
@@ -187,7 +195,7 @@ class Run:
     def _write(self, part: str, net: nn.Module) -> None:
         from fxprune import __version__
 
-        write(net, self.folder / part, __version__)
+        write_net(net, self.folder / part, __version__)
 
     def _update(self, **changes: Any) -> None:
         """After the part that it tells of: a run that is cut off in between is a step behind, never ahead."""
@@ -206,7 +214,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise _damaged(folder, str(error)) from error
     schema = str(facts.get("schema")) if isinstance(facts, dict) else ""
     version = schema.removeprefix(SCHEMA)
-    if not schema.startswith(SCHEMA) or not version.isdecimal():
+    if not schema.startswith(SCHEMA) or not version.isdecimal() or len(version) > 9:
         raise RunError(f"{folder / FACTS} was not written by fxprune", fix=_NAME)
     if int(version) > VERSION:
         raise RunError(

@@ -7,8 +7,6 @@ import os
 import shutil
 import sys
 import types
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxprune.emit.files import file_above, flush
-from fxprune.emit.source import END, MARK, class_name, source
+from fxprune.emit.files import as_path, file_above, flush, told
+from fxprune.emit.source import MARK, class_name, source, whole
+from fxprune.emit.tensors import damage, one_line
 from fxprune.errors import ExportError, FxPruneError, OptionError
 
 MODEL, WEIGHTS = "model.py", "weights.pt"
@@ -26,6 +25,13 @@ _loaded = itertools.count(1)
 
 def write(slim: nn.Module, folder: str | os.PathLike[str], version: str) -> Path:
     """See ``fxprune.save``."""
+    path = as_path(folder, "folder")
+    with told("written", path, ExportError):
+        return write_net(slim, path, version)
+
+
+def write_net(slim: nn.Module, folder: Path, version: str) -> Path:
+    """``write``, but what the system says is left for the caller to tell."""
     if hasattr(slim, "_fxprune_wrapped"):
         raise ExportError("a wrapped net was given to save()", fix="save what fxprune.export(wrapped) returns")
     if not isinstance(slim, fx.GraphModule):
@@ -130,13 +136,29 @@ def _shapes(net: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
 
 def read(folder: str | os.PathLike[str], device: str | torch.device) -> nn.Module:
     """See ``fxprune.load``."""
-    path = Path(folder).resolve()
+    path = Path(os.path.realpath(as_path(folder, "folder")))
     try:
         torch.empty(0, device=device)
     except Exception as error:
         raise OptionError(
-            f"the device {str(device)!r} cannot be used: {_one_line(error)}", fix='use "cpu", or a device that is there'
+            f"the device {str(device)!r} cannot be used: {one_line(error)}", fix='use "cpu", or a device that is there'
         ) from error
+    with told("read", path):
+        text = _checked_source(path)
+    try:
+        made = _run(text, str(path / MODEL), f"fxprune_saved_{path.name}_{next(_loaded)}").load
+    except Exception as error:
+        raise FxPruneError(f"{path / MODEL} is damaged: {one_line(error)}", fix="save the net again") from error
+    try:
+        net: nn.Module = made(device)
+    except Exception as error:
+        cause = f"{path / WEIGHTS} does not belong to {MODEL}: {one_line(error)}"
+        raise FxPruneError(cause, fix="save the net again") from error
+    return net
+
+
+def _checked_source(path: Path) -> str:
+    """The source of a complete, undamaged folder of ours: nothing of it is run before."""
     if not path.is_dir():
         raise FxPruneError(f"there is no folder {path}", fix="name a folder that fxprune.save wrote")
     for name in (MODEL, WEIGHTS):
@@ -147,31 +169,13 @@ def read(folder: str | os.PathLike[str], device: str | torch.device) -> nn.Modul
             f"{path / MODEL} was not written by fxprune, so it is not run", fix="name a folder that fxprune.save wrote"
         )
     try:
-        text = (path / MODEL).read_text(encoding="utf-8")
-        if not text.rstrip().endswith(END):
-            raise EOFError("its end is missing")
-        module = _run(text, str(path / MODEL), f"fxprune_saved_{path.name}_{next(_loaded)}")
-        made = module.load
-    except Exception as error:
-        raise FxPruneError(f"{path / MODEL} is damaged: {_one_line(error)}", fix="save the net again") from error
-    _check_whole(path / WEIGHTS)
-    try:
-        net: nn.Module = made(device)
-    except Exception as error:
-        cause = f"{path / WEIGHTS} does not belong to {MODEL}: {_one_line(error)}"
-        raise FxPruneError(cause, fix="save the net again") from error
-    return net
-
-
-def _check_whole(file: Path) -> None:
-    """torch.load does not compare checksums: a flipped bit would go unnoticed."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            bad = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
-        raise FxPruneError(f"{file} is damaged: {_one_line(error)}", fix="save the net again") from error
-    if bad is not None:
-        raise FxPruneError(f"{file} is damaged: the checksum of {bad} is wrong", fix="save the net again")
+        text = whole((path / MODEL).read_text(encoding="utf-8"))
+    except (ValueError, EOFError) as error:
+        raise FxPruneError(f"{path / MODEL} is damaged: {one_line(error)}", fix="save the net again") from error
+    why = damage(path / WEIGHTS)
+    if why is not None:
+        raise FxPruneError(f"{path / WEIGHTS} is damaged: {why}", fix="save the net again")
+    return text
 
 
 def _run(text: str, file: str, name: str) -> Any:
@@ -185,8 +189,3 @@ def _run(text: str, file: str, name: str) -> Any:
         del sys.modules[name]
         raise
     return module
-
-
-def _one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
-    return " ".join(lines[:2])[:200] or type(error).__name__

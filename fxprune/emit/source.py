@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import keyword
 from typing import Any
 
@@ -16,7 +17,8 @@ from fxprune.emit.records import Records
 from fxprune.emit.tree import Contents, access, contents
 from fxprune.errors import ExportError
 
-MARK, END = "# Written by fxprune", "    return net.eval()"  # the first words and the last line
+MARK, END = "# Written by fxprune", "    return net.eval()"  # the first words and the last line of code
+_SEAL = "# Whole and unchanged if the blake2b digest of all lines before this one is "
 _OWN = ("F", "OrderedDict", "Part", "Path", "dataclass", "load", "math", "namedtuple", "nn", "operator", "put", "self",
         "tie", "torch", "Any")  # fmt: skip
 
@@ -65,7 +67,25 @@ def source(slim: fx.GraphModule, version: str) -> str:
     ]
     head, imports, *rest = ("\n".join(block) for block in blocks)
     space = "\n\n\n" if rest[0].startswith(("class", "@")) else "\n\n"
-    return f"{head}\n\n{imports}{space}" + "\n\n\n".join(rest) + "\n"
+    text = f"{head}\n\n{imports}{space}" + "\n\n\n".join(rest) + "\n\n\n"
+    return f"{text}{_SEAL}{_digest(text)}\n"
+
+
+def whole(text: str) -> str:
+    """The text, if it is as it was written: one letter more or less could be another net.
+
+    Source without a last line that tells the digest was written by an older version, or changed on purpose.
+    """
+    code, sealed, digest = text.rpartition(_SEAL)
+    if not (sealed or text).rstrip().endswith((END, _SEAL.rstrip())):
+        raise EOFError("its end is missing")
+    if sealed and digest.strip() != _digest(code):
+        raise ValueError("it is not what was written (changed on purpose? Then remove its last line)")
+    return text
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def class_name(slim: nn.Module) -> str:
