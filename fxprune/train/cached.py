@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from fxprune.emit.files import as_path, told
 from fxprune.errors import DataError, OptionError, RunError
 from fxprune.tracing.copies import copy_module
 from fxprune.train.checkpoint import load, save
@@ -60,14 +61,15 @@ class CachedTeacher:
         pair: Callable[[Any], torch.Tensor] | None = None,
         batch_size: int = 128,
     ) -> None:
-        path = Path(file)
+        path = as_path(file, "file")
         self.dataset = Indexed(dataset)
         self.identity = checksum(teacher)
         _check_fixed(dataset)
         found = _read(path)
         if found is None or not self._is_of(found, teacher, dataset, pair):
             logits = _computed(teacher, dataset, pair, batch_size)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with told("written", path, RunError):
+                path.parent.mkdir(parents=True, exist_ok=True)
             save(path, {"teacher": self.identity, "logits": logits})
             found = load(path, mapped=True)
         self.logits: torch.Tensor = found["logits"]
@@ -75,12 +77,13 @@ class CachedTeacher:
     def _is_of(self, found: dict[str, Any], teacher: nn.Module, dataset: Any, pair: Any) -> bool:
         """Whether the file is this teacher's, and says of a few samples what the teacher says."""
         logits: torch.Tensor = found["logits"]
-        if found["teacher"] != self.identity or len(logits) != len(dataset):
+        if found.get("teacher") != self.identity or len(logits) != len(dataset):
             return False
         some = sorted({len(dataset) * part // 8 for part in range(8)} | {len(dataset) - 1})
         again = _computed(teacher, Subset(dataset, some), pair, len(some))
         kept = logits[some]
-        return kept.shape == again.shape and torch.allclose(kept, again, rtol=1e-3, atol=1e-3)
+        alike = kept.shape == again.shape and kept.dtype == again.dtype
+        return alike and torch.allclose(kept, again, rtol=1e-3, atol=1e-3)
 
     def __call__(self, index: torch.Tensor) -> torch.Tensor:
         """The logits of these samples."""
@@ -88,10 +91,11 @@ class CachedTeacher:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
+    with told("read", path, RunError):
+        if not path.exists():
+            return None
     found = load(path, mapped=True)
-    if "logits" not in found:
+    if not isinstance(found.get("logits"), torch.Tensor) or not found["logits"].ndim:
         raise RunError(f"{path} holds something else than a teacher's logits", fix="name another file")
     return found
 

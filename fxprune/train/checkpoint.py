@@ -8,11 +8,21 @@ from typing import Any
 
 import torch
 
+from fxprune.emit.kinds import NOTHING, NUMBER, Table, misfit
+from fxprune.emit.tensors import load_tensors, one_line
 from fxprune.errors import RunError
 
 FILE = "checkpoint.pt"
 SCHEMA = "fxprune.checkpoint/1"
 _PLAIN = (torch.Tensor, str, bool, int, float, type(None))
+_RUN: dict[str, Any] = {
+    "facts": dict, "phase": str, "at": dict, "net": dict, "optimizer": dict, "kept": dict, "method": (dict, NOTHING),
+    "rows": int, "seconds": NUMBER,
+}  # fmt: skip
+_AT: dict[str, Any] = {"epoch": int, "batch": int, "total": NUMBER, "samples": int, "accuracy": (*NUMBER, NOTHING)}
+_KEPT: dict[str, Any] = {
+    "accuracy": Table((*NUMBER, NOTHING)), "teacher": dict, "hardened": dict, "reached": NUMBER, "statistics": int
+}  # fmt: skip
 
 
 def save(file: Path, state: dict[str, Any]) -> None:
@@ -38,18 +48,38 @@ def save(file: Path, state: dict[str, Any]) -> None:
 
 
 def load(file: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Runs no code of the file's (``weights_only``); ``mapped`` leaves tensors on the disk until they are looked at."""
+    """Runs no code of the file's; ``mapped`` leaves tensors on the disk until they are looked at."""
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+        state = load_tensors(file, mapped=mapped)
     except Exception as error:  # what a damaged file raises is not documented
-        raise _damaged(file, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+        raise damaged(file, one_line(error)) from error
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-        raise _damaged(file, f"it is not of the form {SCHEMA}")
+        raise damaged(file, f"it is not of the form {SCHEMA}")
     return state
 
 
-def _damaged(file: Path, why: str) -> RunError:
-    return RunError(f"{file} cannot be read: {why}", fix="start anew in another folder")
+def load_run(file: Path) -> dict[str, Any]:
+    """The state of a run, with everything in it that a run goes on from."""
+    state = load(file)
+    wrong = misfit(state, _RUN) or misfit(state["at"], _AT)
+    if wrong is None:
+        kept = state["kept"]
+        done = ("accuracy", "reached", "statistics") if "hardened" in kept else ()
+        wrong = misfit(kept, {name: kind for name, kind in _KEPT.items() if name in (*kept, *done)})
+    if wrong is not None:
+        raise damaged(file, wrong)
+    return state
+
+
+def damaged(file: Path | None, why: str) -> RunError:
+    return RunError(f"{file} cannot be read: {why}", fix="restore it, or start anew elsewhere")
+
+
+def unfit(file: Path | None, what: str, error: BaseException) -> RunError:
+    return RunError(
+        f"{file} does not fit {what}: {one_line(error)}",
+        fix="go on with the versions of fxprune and of the model that wrote it, or start in a new folder",
+    )
 
 
 def _sync_folder(folder: Path) -> None:

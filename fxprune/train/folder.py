@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from fxprune.emit.files import as_path
 from fxprune.errors import RunError
 from fxprune.run import FACTS, Run
-from fxprune.train.checkpoint import FILE, load
+from fxprune.train.checkpoint import FILE, load_run
 from fxprune.wrapped import Wrapped
 
 # What can be there before the first checkpoint is.
@@ -20,10 +21,13 @@ def open_run(
     folder: str | os.PathLike[str], wrapped: Wrapped, facts: dict[str, Any], resume: bool
 ) -> tuple[Run, dict[str, Any] | None]:
     """The run, and its checkpoint if it has one."""
+    path = as_path(folder, "run")
     try:
-        return _open_run(Path(folder), wrapped, facts, resume)
-    except (OSError, TypeError) as error:
-        raise RunError(f"run={folder!r} cannot be written: {error}", fix='name a folder: run="runs/first"') from error
+        return _open_run(path, wrapped, facts, resume)
+    except OSError as error:
+        raise RunError(
+            f"run={str(path)!r} cannot be written: {error}", fix='name a folder: run="runs/first"'
+        ) from error
 
 
 def _open_run(path: Path, wrapped: Wrapped, facts: dict[str, Any], resume: bool) -> tuple[Run, dict[str, Any] | None]:
@@ -31,7 +35,7 @@ def _open_run(path: Path, wrapped: Wrapped, facts: dict[str, Any], resume: bool)
         if not resume:
             how = "resume=True, or fxprune prune --resume"
             raise RunError(f"{path} holds a run already", fix=f"name an empty folder, or go on with it: {how}")
-        saved = load(path / FILE)
+        saved = load_run(path / FILE)
         if _trained(saved) or saved["facts"] == facts:
             _compare(path, saved["facts"], facts)
             return Run(path), saved

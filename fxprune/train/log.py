@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fxprune.emit.files import write_atomically
+from fxprune.errors import RunError
 
 FIELDS = ("phase", "epoch", "step", "loss", "accuracy", "V", "b", "lr", "seconds")
 Row = dict[str, Any]
@@ -29,10 +30,11 @@ class Log:
         if self.folder is None:
             return
         json_file, csv_file = self._files()
-        lines = json_file.read_text(encoding="utf-8").splitlines()[:count] if json_file.exists() else []
-        self.rows = len(lines)  # fewer after a power cut
-        write_atomically(json_file, "".join(f"{line}\n" for line in lines))
-        write_atomically(csv_file, _csv(dict(zip(FIELDS, FIELDS, strict=True))) + "".join(map(_csv, _parsed(lines))))
+        lines = json_file.read_bytes().splitlines()[:count] if json_file.exists() else []
+        rows = [_parsed(json_file, number, line) for number, line in enumerate(lines, 1)]
+        self.rows = len(rows)  # fewer after a power cut
+        write_atomically(json_file, "".join(json.dumps(row) + "\n" for row in rows))
+        write_atomically(csv_file, _csv(dict(zip(FIELDS, FIELDS, strict=True))) + "".join(map(_csv, rows)))
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -71,5 +73,13 @@ def _csv(row: Row) -> str:
     return text.getvalue()
 
 
-def _parsed(lines: list[str]) -> list[Row]:
-    return [json.loads(line) for line in lines]
+def _parsed(file: Path, number: int, line: bytes) -> Row:
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict) or set(row) != set(FIELDS):
+            raise ValueError("it is not a row of this log")
+    except (ValueError, RecursionError) as error:
+        raise RunError(
+            f"{file} is damaged: line {number}: {error}", fix="remove that line: the run does not depend on it"
+        ) from error
+    return row

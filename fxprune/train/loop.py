@@ -15,13 +15,13 @@ from rich.console import Console
 from torch import fx, nn
 
 from fxprune.budget.cost import METRICS
-from fxprune.emit.files import write_atomically
+from fxprune.emit.files import reason, write_atomically
 from fxprune.errors import OptionError, RunError
 from fxprune.methods import Method, make_method
 from fxprune.run import Run
 from fxprune.tracing.copies import copy_module
 from fxprune.train.cached import CachedTeacher
-from fxprune.train.checkpoint import FILE
+from fxprune.train.checkpoint import FILE, unfit
 from fxprune.train.data import Batches, example_of
 from fxprune.train.display import Display
 from fxprune.train.folder import open_run
@@ -85,23 +85,30 @@ def run_all(
         facts = _facts(model, wrapped, batches, settings)
         run, saved = (None, None) if folder is None else open_run(folder, wrapped, facts, resume)
         log = Log(run.folder if run else None)
-        trainer = Trainer(
-            batches, validation, settings.metric_fn or accuracy, place, settings.seed, log, display, stop,
-            run.folder / FILE if run else None, settings.checkpoint_minutes, facts, saved,
-        )  # fmt: skip
-        if saved is not None:
-            display.note(f"going on with {run.folder if run else None}: phase {saved['phase']!r}")
         try:
+            trainer = Trainer(
+                batches, validation, settings.metric_fn or accuracy, place, settings.seed, log, display, stop,
+                run.folder / FILE if run else None, settings.checkpoint_minutes, facts, saved,
+            )  # fmt: skip
+            if saved is not None:
+                display.note(f"going on with {run.folder if run else None}: phase {saved['phase']!r}")
             return _Pruning(base, example, settings, tools, trainer, run).everything()
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if run is None or not _is_of(error, run.folder):
                 raise
+            mend = "make room on the disk" if error.errno in _NO_ROOM else f"look at {error.filename}"
             raise RunError(
-                f"{folder} cannot be written to ({error.strerror}); the checkpoint in it is intact",
-                fix="make room on the disk, then start the same run again: it goes on from that checkpoint",
+                f"{folder} cannot be written to ({reason(error)}); the checkpoint in it is intact",
+                fix=f"{mend}, then start the same run again: it goes on from that checkpoint",
             ) from error
         finally:
             log.close()
+
+
+def _is_of(error: OSError, folder: Path) -> bool:
+    """Whether it is about the disk or the run's folder, and not about something of the user's."""
+    named = error.filename if isinstance(error.filename, str) else ""
+    return error.errno in _NO_ROOM or os.path.realpath(named).startswith(os.path.realpath(folder) + os.sep)
 
 
 def _move(net: nn.Module, device: torch.device | str) -> None:
@@ -155,7 +162,7 @@ class _Pruning:
             if self.run is not None:
                 self.run.write_hardened(wrapped)
         else:
-            wrapped.load_state_dict(self.kept["hardened"])
+            self._load(wrapped, "hardened")
         slim = self._fine_tune(wrapped, teaching)
         return self._finish(wrapped, slim)
 
@@ -177,7 +184,13 @@ class _Pruning:
             epochs, _, slow = self.settings.epochs
             self.trainer.run(Phase("teacher", self.base, optimizer, teaching, epochs, slow))
             self.kept["teacher"] = _copied(self.base)
-        self.base.load_state_dict(self.kept["teacher"])
+        self._load(self.base, "teacher")
+
+    def _load(self, net: nn.Module, kept: str) -> None:
+        try:
+            net.load_state_dict(self.kept[kept])
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise unfit(self.trainer.file, f"the {kept} network", error) from error
 
     def _prune(self, wrapped: Wrapped, method: Method, teaching: Teaching) -> None:
         metric = wrapped.target.limits[0][0]

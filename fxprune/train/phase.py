@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxprune.errors import DataError, RunError, TrainingError
+from fxprune.errors import DataError, TrainingError
 from fxprune.methods import Method
-from fxprune.train.checkpoint import save
+from fxprune.train.checkpoint import damaged, save, unfit
 from fxprune.train.data import Batch, Batches, explained
 from fxprune.train.display import Display
 from fxprune.train.log import Log
@@ -131,17 +131,15 @@ class Trainer:
     def _start(self, phase: Phase) -> Position:
         saved, self.saved = self.saved, None
         if saved is not None:
-            assert saved["phase"] == phase.name, (saved["phase"], phase.name)
+            if saved["phase"] != phase.name:
+                raise damaged(self.file, f"it is of phase {saved['phase']!r}, but what it keeps is of {phase.name!r}")
             try:
                 phase.net.load_state_dict(saved["net"])
                 phase.optimizer.load_state_dict(saved["optimizer"])
                 if phase.method is not None:
                     phase.method.load_state_dict(saved["method"])
-            except (RuntimeError, ValueError, KeyError) as error:
-                raise RunError(
-                    f"{self.file} does not fit the network or the optimizer: {str(error).splitlines()[0]}",
-                    fix="go on with the versions of fxprune and of the model that wrote it, or start in a new folder",
-                ) from error
+            except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise unfit(self.file, "the network or the optimizer", error) from error
         at = Position(**saved["at"]) if saved is not None else Position()
         steps, done = phase.all_epochs * len(self.train), at.epoch * len(self.train) + at.batch
         phase.advance(done / steps if steps else 1.0)

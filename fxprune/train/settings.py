@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +67,7 @@ class Settings:
             raise OptionError("temperature=0 is not above 0", fix="write temperature=4.0")
         for name in ("alpha", "temperature", "checkpoint_minutes"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
                 raise OptionError(f"{name}={value!r} is not a number that makes sense", fix=f"leave {name} out")
         if not callable(self.optimizer):
             kind = type(self.optimizer).__name__

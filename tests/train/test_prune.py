@@ -346,7 +346,7 @@ def test_a_mistake_before_the_first_step_leaves_the_folder_free(tmp_path: Path) 
 
 def test_a_folder_that_cannot_be_written() -> None:
     for folder in ("/proc/none", 3):
-        with pytest.raises(fxprune.FxPruneError, match=r"cannot be written"):
+        with pytest.raises(fxprune.FxPruneError, match=r"cannot be written|run=3 is no path"):
             fxprune.prune(tiny(), pairs(), None, run=folder, **QUICK)  # type: ignore[arg-type]
 
 
