@@ -19,6 +19,7 @@ import fxprune
 from fxprune.compare.plan import TEACHER, Job
 from fxprune.compare.rows import Row
 from fxprune.compare.work import log_file, row_file
+from fxprune.emit.files import told
 from fxprune.errors import RunError
 
 _PATIENCE = 60  # seconds that a run has to save itself after Ctrl-C
@@ -172,8 +173,10 @@ def alone(folder: Path) -> Iterator[None]:
     except ImportError:  # not on Windows
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with told("written", folder, RunError):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

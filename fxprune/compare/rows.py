@@ -7,12 +7,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fxprune.compare.plan import Plan
-from fxprune.emit.files import write_atomically
+from fxprune.compare.plan import TEACHER, Job, Plan
+from fxprune.emit.files import told, write_atomically
+from fxprune.emit.kinds import NOTHING, NUMBER, Table, misfit
 from fxprune.errors import OptionError, RunError
 
 Row = dict[str, Any]
 ROWS, FAILED = "rows.jsonl", "failed.jsonl"
+_MAYBE = (*NUMBER, NOTHING)
+_ANY: dict[str, Any] = {"entry": str, "seed": int, "accuracy": NUMBER, "settings": dict}
+_PRUNED: dict[str, Any] = {
+    "share": NUMBER, "used": NUMBER, "cost": Table(NUMBER), "full": Table(NUMBER), "factor": Table(_MAYBE),
+    "widths": Table(int), "latency": Table(_MAYBE),
+}  # fmt: skip
+_FAILED = {"key": str, "error": (str, NOTHING)}
 
 
 def append(file: Path, row: Row) -> None:
@@ -25,24 +33,33 @@ def append(file: Path, row: Row) -> None:
 
 def read(file: Path, repair: bool = True) -> list[Row]:
     """A last line that was cut off is dropped; to ``repair`` the file, too: the next row must not be joined to it."""
-    if not file.exists():
-        return []
-    text = file.read_bytes().decode("utf-8", errors="replace")
+    with told("read", file, RunError):
+        if not file.exists():
+            return []
+        text = file.read_bytes()
     rows, lines = [], text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError("it is not a row")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
-            raise RunError(
-                f"{file} is damaged: line {number}: {error}", fix="remove that line: its run is done again"
-            ) from error
+            raise _damaged(file, f"line {number}: {error}") from error
         rows.append(row)
-    if repair and (len(rows) < len(lines) or (text and not text.endswith("\n"))):
+    if repair and (len(rows) < len(lines) or (text and not text.endswith(b"\n"))):
         write(file, rows)
+    return rows
+
+
+def read_failed(file: Path, repair: bool = True) -> list[Row]:
+    """The runs that failed, with their keys and what they said."""
+    rows = read(file, repair)
+    for number, row in enumerate(rows, 1):
+        wrong = misfit(row, _FAILED)
+        if wrong is not None:
+            raise _damaged(file, f"line {number}: {wrong}")
     return rows
 
 
@@ -58,7 +75,8 @@ def belonging(file: Path, rows: list[Row], plan: Plan) -> dict[str, Row]:
         row = by_key.get(job.key)
         if row is None:
             continue
-        then, now = row.get("settings") or {}, plan.facts(job)
+        _check(file, job, row)
+        then, now = row["settings"], plan.facts(job)
         for name in {**now, **then}:
             if then.get(name) != now.get(name):
                 raise OptionError(
@@ -68,6 +86,19 @@ def belonging(file: Path, rows: list[Row], plan: Plan) -> dict[str, Row]:
                 )
         found[job.key] = row
     return found
+
+
+def _check(file: Path, job: Job, row: Row) -> None:
+    """Whether it is a row of this run, with what tables and figures are made of."""
+    wrong = misfit(row, _ANY if job.entry == TEACHER else {**_ANY, **_PRUNED})
+    if wrong is None and (row["entry"], row["seed"], row.get("share", job.share)) != (job.entry, job.seed, job.share):
+        wrong = "entry, seed and share are those of another run"
+    if wrong is not None:
+        raise _damaged(file, f"the line of {job.key!r}: {wrong}")
+
+
+def _damaged(file: Path, why: str) -> RunError:
+    return RunError(f"{file} is damaged: {why}", fix="remove that line: its run is done again")
 
 
 def _short(value: Any) -> str:

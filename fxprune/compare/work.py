@@ -21,6 +21,7 @@ from fxprune.compare import measure
 from fxprune.compare.plan import TEACHER, Entry, Job, Plan
 from fxprune.compare.rows import Row
 from fxprune.emit.files import write_atomically
+from fxprune.emit.tensors import load_tensors, one_line
 from fxprune.errors import DataError, RunError, TargetError
 from fxprune.run import FACTS
 from fxprune.train import checkpoint
@@ -88,7 +89,7 @@ class _Worker:
         loaders = self._loaders(self.plan.teacher_data)
         weights = self.plan.teacher.get("weights")
         if weights is not None:
-            self._load(Path(str(weights).format(seed=self.job.seed)))
+            self._load(self._file(weights))
             seconds = 0.0
         else:
             seconds = self._train(loaders)
@@ -107,7 +108,7 @@ class _Worker:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / checkpoint.FILE
         facts = {"settings": json.dumps(self.plan.facts(self.job), sort_keys=True)}
-        saved = checkpoint.load(file) if file.is_file() else None
+        saved = checkpoint.load_run(file) if file.is_file() else None
         if saved is not None and saved["facts"] != facts:
             raise RunError(f"{self.folder} was started with other settings", fix="use another folder")
         log = Log(self.folder)
@@ -128,7 +129,7 @@ class _Worker:
 
     def pruned(self, entry: Entry) -> Row:
         weights = self.plan.teacher.get("weights", str(self.plan.folder / TEACHERS / "{seed}.pt"))
-        self._load(Path(str(weights).format(seed=self.job.seed)))
+        self._load(self._file(weights))
         loaders = self._loaders(self.plan.data)
         example = example_of(Batches(loaders[0], "train").first())
         slim, report, seconds = (self._by_prune if entry.method else self._by_tool)(entry, loaders, example)
@@ -212,13 +213,15 @@ class _Worker:
             raise DataError("there is no validation data: nothing can be compared", fix="return train, val")
         return found
 
+    def _file(self, weights: str) -> Path:
+        return Path(weights.replace("{seed}", str(self.job.seed)))
+
     def _load(self, file: Path) -> None:
         try:
-            self.net.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+            self.net.load_state_dict(load_tensors(file))
         except Exception as error:  # there are many ways for a file not to fit
-            why = (str(error).splitlines() or [type(error).__name__])[0]
             raise RunError(
-                f"the teacher {file} cannot be loaded: {why}", fix="name files of state dicts of the model"
+                f"the teacher {file} cannot be loaded: {one_line(error)}", fix="name files of state dicts of the model"
             ) from error
 
     def _scores(self, net: nn.Module, loaders: tuple[Any, ...]) -> dict[str, float]:

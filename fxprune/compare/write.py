@@ -8,13 +8,19 @@ from fxprune.compare import rows as kept
 from fxprune.compare.figures import draw
 from fxprune.compare.result import Result
 from fxprune.compare.tables import as_csv, markdown
-from fxprune.emit.files import write_atomically
+from fxprune.emit.files import told, write_atomically
+from fxprune.errors import OptionError
 
 
 def write_all(result: Result, folder: Path) -> list[str]:
     """Tables, figures and, where that is another folder, a copy of the rows; says what it wrote."""
     if not result.pruned:
         return ["no pruned net is finished yet: there are no tables"]
+    with told("written", folder, OptionError):
+        return _write(result, folder)
+
+
+def _write(result: Result, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     said, figures = [], []
     try:
