@@ -1,14 +1,16 @@
 """The ``fxprune`` command: parses, runs a subcommand, and turns every error into a message and an exit code.
 
 Exit codes: 0 done, 1 a check that found something or an error of fxprune itself, 2 an error that the user can mend,
-130 interrupted.
+130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +18,7 @@ from functools import partial
 from fxprune import __version__
 from fxprune.commands import check, compare, export, inspect, prune
 from fxprune.commands.failures import told, where_of
+from fxprune.emit.files import reason
 from fxprune.errors import FxPruneError
 
 COMMANDS = (inspect, prune, compare, export, check)
@@ -43,28 +46,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     try:
         code: int = options.run(options)
-        sys.stdout.flush()  # a reader that went away is noticed here, not while Python shuts down
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a reader that went away is noticed here, not while Python shuts down
         return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 1
-    except FxPruneError as error:
-        if options.traceback:
+    except BaseException as error:
+        if options.traceback or (isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:
-        if options.traceback:
-            raise
-        bug = FxPruneError(
-            f"fxprune itself failed: {told(error)}",
-            where=where_of(error),
-            fix="this is a bug: please report it with what `fxprune --traceback ...` prints",
-        )
-        print(f"error: {bug}", file=sys.stderr)
-        return 1
+        if isinstance(error, OSError):
+            _forget_output()  # what could not be written must not be tried again
+        code, said = explained(error)
+        print(f"error: {said}", file=sys.stderr)
+        return code
+
+
+def explained(error: BaseException) -> tuple[int, FxPruneError]:
+    """The exit code, and the error as a user is told it."""
+    if isinstance(error, FxPruneError):
+        return 2, error
+    if isinstance(error, OSError):  # files and disks are the user's
+        named = f"{error.filename}: " if error.filename is not None else ""
+        return 2, FxPruneError(f"{named}{reason(error)}", where=where_of(error), fix="mend that, and try again")
+    if isinstance(error, SystemExit):
+        where = where_of(error)
+        return 2, FxPruneError(f"code that was run exits: {told(error)}", where=where, fix="take the exit out of it")
+    return 1, FxPruneError(
+        f"fxprune itself failed: {told(error)}",
+        where=where_of(error),
+        fix="this is a bug: please report it with what `fxprune --traceback ...` prints",
+    )
+
+
+def _forget_output() -> None:
+    """Python would write the rest of it while it shuts down, and fail once more."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        out = sys.__stdout__
+        if out is not None and out is sys.stdout:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 if __name__ == "__main__":

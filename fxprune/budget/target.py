@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from numbers import Real
 from typing import Any
@@ -14,6 +15,7 @@ from fxprune.budget.cost import METRICS, Cost
 from fxprune.errors import OptionError
 
 Share = float | Fraction | str
+_DIGITS = 400  # more than a float has
 
 
 def as_share(value: Any) -> float:
@@ -22,14 +24,17 @@ def as_share(value: Any) -> float:
     >>> as_share("1/8"), as_share("0.125"), as_share("12.5%"), as_share(Fraction(1, 8))
     (0.125, 0.125, 0.125, 0.125)
     """
-    if isinstance(value, str):
-        try:
-            return float(Fraction(value.removesuffix("%").strip()) / (100 if value.endswith("%") else 1))
-        except (ZeroDivisionError, OverflowError) as error:
-            raise ValueError(str(error)) from error
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-        raise ValueError(f"{value!r} is no number")
-    return float(value)
+    try:
+        if isinstance(value, str):
+            text = value.removesuffix("%").strip()
+            if "/" not in text and abs(Decimal(text).adjusted()) > _DIGITS:
+                raise ValueError("it is out of range")  # a fraction would have all of these digits
+            return float(Fraction(text) / (100 if value.endswith("%") else 1))
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+            raise ValueError(f"{value!r} is no number")
+        return float(value)
+    except ArithmeticError as error:  # too large, divided by zero, or no number at all
+        raise ValueError(str(error)) from error
 
 
 @dataclass(frozen=True)

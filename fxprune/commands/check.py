@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +12,7 @@ from fxprune.budget.cost import METRICS
 from fxprune.budget.count import Count, count
 from fxprune.budget.target import Target
 from fxprune.commands.difference import Comparison, compare, load_candidate, load_references
+from fxprune.commands.failures import unprinted
 from fxprune.commands.options import parse_budget
 from fxprune.errors import OptionError
 from fxprune.report.text import percent
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     target = _target(options, found)
     if not (math.isfinite(options.tolerance) and options.tolerance > 0):
         raise OptionError(f"--tolerance {options.tolerance} is no tolerance", fix="write --tolerance 1e-4")
-    with contextlib.redirect_stdout(sys.stderr):  # what a net's code prints is not part of the report
+    with unprinted():  # what a net's code prints is not part of the report
         nets, dtype = load_references(found)
         candidate = load_candidate(options.net, dtype)
         outcome = compare(candidate.call, nets, found, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fxprune.commands.compare_config import read_plan
 from fxprune.commands.config import near
+from fxprune.commands.failures import unprinted
 from fxprune.commands.options import parse_budget
 from fxprune.commands.parts import check_options, guarded, loaders, network, optimizer, tool
 from fxprune.commands.target import find
@@ -65,7 +66,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    plan, sections = read_plan(options.config, options.folder)
+    # What the code that the file names prints is not part of the rows.
+    quiet = unprinted if options.json else contextlib.nullcontext
+    with quiet():
+        plan, sections = read_plan(options.config, options.folder)
     if options.one:
         return _one(plan, sections, options)
     chosen = _chosen(plan, options)
@@ -74,12 +78,11 @@ def run(options: argparse.Namespace) -> int:
         file = plan.folder / kept.ROWS
         rows = kept.belonging(file, kept.read(file, repair=not options.tables), plan)
         code = 0
-        # What the code that the file names prints is not part of the rows.
-        with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        with quiet():
             if not options.tables:
                 _check_targets(plan, sections)
                 code = _all(plan, rows, [job for job in chosen if job.key not in rows], options, console)
-        failed = [row for row in kept.read(plan.folder / kept.FAILED, repair=False) if row["key"] not in rows]
+        failed = [row for row in kept.read_failed(plan.folder / kept.FAILED, repair=False) if row["key"] not in rows]
         result = Result(plan, list(rows.values()), failed, _command(options.config))
         for line in write_all(result, options.out or plan.folder):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -98,6 +101,8 @@ def _chosen(plan: Plan, options: argparse.Namespace) -> list[Job]:
             known = ", ".join(map(str, plan.seeds))
             raise OptionError(f"--seeds: {seed} is not one of the config's", fix=f"the seeds are {known}")
     shares = None if options.budgets is None else {parse_budget(text, "--budgets") for text in options.budgets}
+    if options.minutes is not None and not 0 <= options.minutes < math.inf:
+        raise OptionError(f"--minutes {options.minutes} is no time", fix="write --minutes 60, or leave it out")
     if options.jobs < 1:
         raise OptionError(f"--jobs {options.jobs} runs nothing", fix="write --jobs 1")
     found = plan.jobs(options.entries, shares, options.seeds)
@@ -111,7 +116,7 @@ def _all(plan: Plan, rows: dict[str, kept.Row], left: list[Job], options: argpar
     """Run what is left; ``rows`` grows. 1 if a run failed."""
     file, failed = plan.folder / kept.ROWS, plan.folder / kept.FAILED
     again = {job.key for job in left}
-    before = [row for row in kept.read(failed) if row["key"] not in again]
+    before = [row for row in kept.read_failed(failed) if row["key"] not in again]
     kept.write(failed, before) if before else failed.unlink(missing_ok=True)
     copied = plan.folder / "config.toml"  # an edit while it runs makes no difference
     write_atomically(copied, options.config.read_bytes())

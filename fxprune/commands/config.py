@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from fxprune.emit.files import as_path
 from fxprune.errors import OptionError
 
 _NUMBER = (int, float)
@@ -55,17 +56,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise OptionError("Python 3.10 cannot read TOML by itself", fix="pip install tomli") from error
     try:
-        found: dict[str, Any] = reader.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = reader.loads(as_path(path, "config").read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}", fix="name a TOML file") from error
-    except ValueError as error:  # of TOML, or of UTF-8
+    except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8
         raise OptionError(f"{path} is not TOML: {error}", fix='write lines [section] and key = "value"') from error
     return found
 
 
 def check_keys(path: Path, section: str, table: Any, keys: dict[str, Any] | None, sections: Iterable[str]) -> None:
     """Whether a section is one of ``sections``, and holds nothing but ``keys`` of the right kinds."""
-    if keys is None or not isinstance(table, dict):
+    if keys is not None and not isinstance(table, dict):
+        got = _WORDS.get(type(table), "something else")
+        raise OptionError(f"{path}: {section} is {got}, not a section", fix=f"write [{section}], and its keys below it")
+    if keys is None:
         what = f"section [{section}]" if isinstance(table, dict) else f"key {section!r} outside any section"
         raise OptionError(f"{path}: there is no {what}", fix=near(section, sections, "sections"))
     for key, value in table.items():

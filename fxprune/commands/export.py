@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from torch import nn
 
 from fxprune import __version__
 from fxprune.commands.difference import Comparison, compare
+from fxprune.commands.failures import unprinted
 from fxprune.commands.options import check_writable
 from fxprune.emit.files import write_atomically
 from fxprune.emit.folder import duplicate, write
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     for option, path in (("--onnx", options.onnx), ("--source", options.source)):
         _check_outside(option, path, found)
     said: dict[str, Any] = {"schema": SCHEMA, "run": str(found.folder), "fused": None, "source": None, "onnx": None}
-    with contextlib.redirect_stdout(sys.stderr):  # what the net's code prints is not part of the report
+    with unprinted():  # what the net's code prints is not part of the report
         slim = net = found.slim().float()
         if options.fuse:
             net = graph_module(trace(slim, _example_inputs(found)), slim)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, RenderableType
 
 import fxprune
+from fxprune.commands.failures import unprinted
 from fxprune.commands.options import DTYPES, check_writable, example_of, parse_arguments, parse_budget, parse_inputs
 from fxprune.commands.target import load_model, load_module
 from fxprune.emit.files import write_atomically
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     budget = parse_budget(options.budget) if options.budget is not None else None
     if options.svg is not None:
         check_writable("--svg", options.svg, "graph.svg")
-    with contextlib.redirect_stdout(sys.stderr):  # what the model's code prints is not part of the report
+    with unprinted():  # what the model's code prints is not part of the report
         for module in options.preload:
             load_module(module)
         model = load_model(options.target, arguments)

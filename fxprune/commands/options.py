@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from fxprune.budget.target import as_share
+from fxprune.emit.files import as_path, told
 from fxprune.errors import OptionError
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "bool")}
+_DIGITS = 30  # more than any size has, and less than Python refuses to read
 _INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)")
 
 
@@ -30,7 +32,7 @@ def parse_inputs(texts: Sequence[str], dtype: torch.dtype) -> tuple[list[torch.T
     named: dict[str, torch.Tensor] = {}
     for text in texts:
         found = _INPUT.fullmatch(text)
-        shape = [int(size) for size in found["shape"].split("x")] if found else []
+        shape = [int(size[:_DIGITS]) for size in found["shape"].split("x")] if found else []
         if found is None or 0 in shape:
             what = "an empty tensor" if found else "not a shape"
             raise OptionError(
@@ -41,7 +43,7 @@ def parse_inputs(texts: Sequence[str], dtype: torch.dtype) -> tuple[list[torch.T
             raise OptionError(f"--input {found['name']} is given twice", fix="keep one of them")
         try:
             tensor = torch.zeros(shape, dtype=dtype)
-        except (RuntimeError, OverflowError) as error:
+        except (RuntimeError, OverflowError, TypeError) as error:
             raise OptionError(f"--input {text!r} is too large", fix="the batch size may be 1") from error
         if found["name"]:
             named[found["name"]] = tensor
@@ -99,7 +101,11 @@ def parse_budget(text: str, option: str = "--budget") -> float:
 
 def check_writable(option: str, path: Path, name: str) -> None:
     """Complain about a path before the work, not after it."""
-    if path.is_dir():
-        raise OptionError(f"{option} {path} is a directory", fix=f"name a file: {option} {path / name}")
-    if not path.parent.is_dir():
-        raise OptionError(f"{option} {path}: there is no directory {path.parent}", fix="create it, or write elsewhere")
+    as_path(path, option)
+    with told("written", path, OptionError):
+        if path.is_dir():
+            raise OptionError(f"{option} {path} is a directory", fix=f"name a file: {option} {path / name}")
+        if not path.parent.is_dir():
+            raise OptionError(
+                f"{option} {path}: there is no directory {path.parent}", fix="create it, or write elsewhere"
+            )

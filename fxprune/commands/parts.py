@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxprune.commands.failures import told, where_of
-from fxprune.commands.target import called, find, load_model
-from fxprune.errors import FxPruneError, OptionError, TargetError
+from fxprune.commands.failures import blamed, told
+from fxprune.commands.target import called, failed, find, load_model
+from fxprune.emit.tensors import load_tensors
+from fxprune.errors import OptionError, TargetError
 from fxprune.methods import METHODS, Method, register
 from fxprune.train.search import SEARCH
 
@@ -24,7 +25,7 @@ def network(section: str, table: dict[str, Any]) -> nn.Module:
     net = load_model(table["target"], table.get("arguments", {}), f"[{section}] arguments")
     if "weights" in table:
         try:
-            net.load_state_dict(torch.load(table["weights"], map_location="cpu", weights_only=True))
+            net.load_state_dict(load_tensors(table["weights"]))
         except Exception as error:  # there are many ways for a file not to fit
             raise TargetError(
                 f"the weights {table['weights']} cannot be loaded into {table['target']}: {told(error)}",
@@ -53,12 +54,8 @@ def optimizer(table: dict[str, Any]) -> Callable[[list[dict[str, Any]]], torch.o
     kind, arguments = find(table["target"], "optimizer"), table.get("arguments", {})
 
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        try:
+        with blamed(lambda error: failed(table["target"], error, "correct [optimizer] arguments")):
             made = kind(groups, **arguments)
-        except (TypeError, ValueError) as error:
-            raise OptionError(
-                f"{table['target']} failed: {told(error)}", fix="correct [optimizer] arguments"
-            ) from error
         if not isinstance(made, torch.optim.Optimizer):
             raise TargetError(f"{table['target']} made no optimizer", fix='name one: target = "torch.optim:SGD"')
         return made
@@ -94,12 +91,8 @@ def guarded(name: str, target: str) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def guarded(*args: Any) -> Any:
-        try:
+        with blamed(lambda error: failed(target, error, "correct it")):
             return function(*args)
-        except FxPruneError:
-            raise
-        except Exception as error:
-            raise TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix="correct it") from error
 
     return guarded
 
@@ -117,11 +110,7 @@ def tool(target: str) -> Callable[..., Any]:
             raise TargetError(
                 f"{target} cannot be called: {error}", fix="see docs/compare.md for what a tool is called with"
             ) from error
-        try:
+        with blamed(lambda error: failed(target, error, "correct it")):
             return function(*args, **keywords)
-        except FxPruneError:
-            raise
-        except Exception as error:
-            raise TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix="correct it") from error
 
     return guarded

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from fxprune.api import prune
 from fxprune.commands.config import read_config
+from fxprune.commands.failures import unprinted
 from fxprune.commands.options import parse_budget
 from fxprune.commands.parts import guarded, loaders, method, network, optimizer
 from fxprune.errors import OptionError
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError("the run has no folder", fix='add --run FOLDER, or under [run]: folder = "runs/first"')
     console = Console(stderr=options.json)
     # What the model's and the data's code prints is not part of the report.
-    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+    with unprinted() if options.json else contextlib.nullcontext():
         seed_all(config["prune"].get("seed", 0), "made")  # random weights are the same ones when a run goes on
         arguments = _arguments(config)
         train, val, *_ = loaders(config["data"])

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from fxprune.commands.failures import told, where_of
-from fxprune.errors import FxPruneError, OptionError, TargetError
+from fxprune.commands.failures import blamed, told, where_of
+from fxprune.errors import OptionError, TargetError
 from fxprune.report.text import listing
 
 _FORM = "write package.module:function or path/to/file.py:function, for example torchvision.models:resnet18"
@@ -59,7 +59,9 @@ def find(target: str, what: str) -> Any:
     found: Any = load_module(reference)
     reached = reference
     for name in path.split("."):
-        if not hasattr(found, name):
+        with blamed(lambda error: failed(target, error, "make it work in Python first")):
+            has = hasattr(found, name)  # which may run code of its own
+        if not has:
             raise TargetError(f"{reached} has no attribute {name!r}", fix=_near(name, _public(found), _offer(found)))
         found = getattr(found, name)
         reached = f"{reached}:{name}" if reached == reference else f"{reached}.{name}"
@@ -70,14 +72,10 @@ def load_module(reference: str) -> ModuleType:
     """A module by its name, or by the path of its file."""
     sys.path[:0] = [entry for entry in [os.getcwd()] if entry not in sys.path]  # a console script does not look there
     is_file = reference.endswith(".py") or os.sep in reference or "/" in reference
-    if is_file and not Path(reference).is_file():
+    if is_file and not os.path.isfile(reference):
         raise TargetError(f"there is no file {reference}", fix=_FORM)
-    try:
+    with blamed(lambda error: _not_imported(reference, error)):
         return _load_file(Path(reference)) if is_file else importlib.import_module(reference)
-    except FxPruneError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _not_imported(reference, error) from error
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -113,17 +111,13 @@ def _not_imported(reference: str, error: BaseException) -> TargetError:
 def called(target: str, function: Any, arguments: dict[str, Any], option: str) -> Any:
     """``function(**arguments)``; what fails is told in terms of the target."""
     _check_arguments(target, function, arguments, option)
-    try:
-        made = function(**arguments)
-    except FxPruneError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TargetError(
-            f"{target} failed: {told(error)}",
-            where=where_of(error),
-            fix=f"change what it gets with {option} name=value",
-        ) from error
-    return made
+    with blamed(lambda error: failed(target, error, f"change what it gets with {option} name=value")):
+        return function(**arguments)
+
+
+def failed(target: str, error: BaseException, fix: str) -> TargetError:
+    """The code of a target raised something."""
+    return TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix=fix)
 
 
 def _check_arguments(target: str, function: Any, arguments: dict[str, Any], option: str) -> None:
