@@ -50,7 +50,7 @@ class ShapeProxy(fx.Proxy):
             return getattr(self, f"_{name}")
         if callable(found):
             return lambda *args, **kwargs: self.tracer.call_method(self, name, args, kwargs)
-        if name in ("ndim", "itemsize"):
+        if name in ("ndim", "itemsize") or isinstance(self.value, torch.device):  # x.device.type: a name for Python
             return found
         return self.tracer.create_proxy("call_function", getattr, (self, name), {})
 

@@ -219,6 +219,27 @@ class multi_head(nn.Module):
         return self.head(x + self.out(y))
 
 
+@net()
+class fused_attention(nn.Module):
+    """The same in one call, with a mask and a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.qkv, self.out, self.head = cbr(3, 8), nn.Conv2d(8, 24, 1), cb(8, 8, 1), nn.Conv2d(8, 4, 1)
+        self.q, self.kv, self.last = nn.Conv2d(8, 6, 1), nn.Conv2d(8, 11, 1), nn.Conv2d(5, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        b, c, h, w = x.shape
+        q, k, v = self.qkv(x).reshape(b, 3, 2, c // 2, h * w).transpose(-1, -2).unbind(1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(-1, -2).reshape(b, c, h, w))
+        k, v = self.kv(x).flatten(2).transpose(1, 2).split([6, 5], dim=-1)
+        q = self.q(x).flatten(2).transpose(1, 2)
+        y = F.scaled_dot_product_attention(query=q, key=k, value=v, scale=0.7)
+        return self.head(x + self.last(y.transpose(1, 2).reshape(b, 5, h, w)))
+
+
 @net(frozen=True)
 class einsum(nn.Module):
     def __init__(self) -> None:

@@ -285,3 +285,27 @@ class DropPath(nn.Module):
         if not self.training:
             return x
         return x * float(random.random() < 0.5)
+
+
+@net()
+class chosen_forward(nn.Module):
+    """A part whose forward is chosen when it is made; a device that is asked for its name."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(2, 2, 3, padding=1)
+            self.forward = self.split_cat
+
+        def split_cat(self, x: torch.Tensor) -> torch.Tensor:
+            one, other = torch.split(x, [2, 4], dim=1)
+            with torch.autocast(device_type=x.device.type, enabled=False):
+                return torch.cat([self.conv(one), other], 1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.part, self.head = cbr(3, 6), self.Part(), nn.Conv2d(6, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(x + self.part(x))
