@@ -54,7 +54,6 @@ class Wrapped(fx.GraphModule):
         for name in gated:
             self.set_submodule(name, gated_norm(root.get_submodule(name)))
         keep_unread(root, self)
-        self.train(model.training)
         hidden = {"_analysis": analysis, "target": target, "options": options, "_model": root, "_fxprune_wrapped": True}
         hidden["_in_place"] = in_place
         for name, value in hidden.items():
@@ -74,6 +73,7 @@ class Wrapped(fx.GraphModule):
         )
 
         self.register_load_state_dict_pre_hook(_keep_own)  # type: ignore[no-untyped-call]
+        _copy_modes(model, self)
 
     _fxprune_wrapped: bool
     _first_forward: Any
@@ -169,7 +169,8 @@ class Wrapped(fx.GraphModule):
     def set_law(self, law: str) -> None:
         """What is drawn for the gates while training: ``"hard-concrete"`` variables, or ``"gaussian"`` ones."""
         check_choice("law", law, LAWS)
-        self.bank.law = Gaussian(self.bank.log_alpha.detach()) if law == "gaussian" else None
+        made = Gaussian(self.bank.log_alpha.detach()).train(self.bank.training) if law == "gaussian" else None
+        self.bank.law = made
 
     # ------------------------------------------------------------ deciding who lives
 
@@ -286,16 +287,26 @@ class Wrapped(fx.GraphModule):
         model.load_state_dict(state, strict=False)
         for name in self._in_place:
             model.get_submodule(name).inplace = True  # type: ignore[assignment]
-        model.train(self.training)
+        _copy_modes(self, model)
         return model
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
         made = Wrapped(self.unwrap(), self._analysis, self.target, self._options())
-        made.load_state_dict(self.state_dict())
-        for name, parameter in self.named_parameters():
-            made.get_parameter(name).requires_grad_(parameter.requires_grad)
+        _copy_modes(self, made)
+        made._restore(self.state_dict(), self._beside())
         memo[id(self)] = made
         return made
+
+    def _beside(self) -> dict[str, Any]:
+        """What a copy needs beside the state dict."""
+        trained = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
+        return {"progress": self._progress, "trained": trained}
+
+    def _restore(self, state: dict[str, Any], beside: dict[str, Any]) -> None:
+        self.load_state_dict(state)
+        self._progress = beside["progress"]  # not by its setter, which would move the gates
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(beside["trained"][name])
 
     def _options(self) -> dict[str, Any]:
         """Those that it was made with, as they are now."""
@@ -304,7 +315,9 @@ class Wrapped(fx.GraphModule):
 
     def __reduce__(self) -> Any:
         args, kwargs = self._analysis.channels.trace.example
-        return _rebuild, (self.unwrap(), args, kwargs, self.target, self._options(), self.state_dict())
+        return _rebuild, (
+            self.unwrap(), args, kwargs, self.target, self._options(), self.state_dict(), self._beside()
+        )  # fmt: skip
 
 
 def present_ids(wrapped: Wrapped, connectivity: str) -> Bools:
@@ -340,12 +353,21 @@ def compile_wrapped(wrapped: Wrapped, present: Bools) -> tuple[fx.GraphModule, S
     return slim, report
 
 
-def _rebuild(model: nn.Module, args: Any, kwargs: Any, target: Target, options: dict[str, Any], state: Any) -> Wrapped:
+def _rebuild(
+    model: nn.Module, args: Any, kwargs: Any, target: Target, options: dict[str, Any], state: Any, beside: Any
+) -> Wrapped:
     example = None if options["guessed"] else _example(model, args, kwargs)
     analysis = analyse(model, example, ignore=options["ignore"], leaf=options["leaf"])
     made = Wrapped(model, analysis, target, options)
-    made.load_state_dict(state)
+    made._restore(state, beside)
     return made
+
+
+def _copy_modes(source: nn.Module, made: nn.Module) -> None:
+    """Each module trains, or does not, as its namesake does (a batch norm may be frozen), others as the whole net."""
+    modes = {name: module.training for name, module in source.named_modules(remove_duplicate=False)}
+    for name, module in made.named_modules(remove_duplicate=False):
+        module.training = modes.get(name, source.training)
 
 
 def _inputs(analysis: Analysis) -> int:
