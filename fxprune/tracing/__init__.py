@@ -44,10 +44,12 @@ def trace(
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
     root = meta_copy(model)
     tracer = Tracer(model, device or (tensors[0].device if tensors else torch.device("cpu")), leaf)
-    try:
-        graph = tracer.trace_example(root, args, kwargs)
-    except Exception as error:
-        raise _explained(model, args, kwargs, error) from error
+    # Whatever draws numbers meanwhile, the user's come out as if nothing had; and only the model's own no_grad counts.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            graph = tracer.trace_example(root, args, kwargs)
+        except Exception as error:
+            raise _explained(model, args, kwargs, error) from error
     seen = tree_map(
         lambda t: t.to("meta") if isinstance(t, torch.Tensor) and t.is_floating_point() else t, (args, kwargs)
     )

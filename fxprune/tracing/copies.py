@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,7 +29,13 @@ def copy_module(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
         return known
     kind = type(module)
     own = any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in _COPYING)
-    if own or isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, torch.jit.ScriptModule):
+        with torch.no_grad():  # it would make its copy a function of the original
+            scripted = copy.deepcopy(module, memo)
+        for parameter, source in zip(scripted.parameters(), module.parameters(), strict=True):
+            parameter.requires_grad_(source.requires_grad)
+        return scripted
+    if own:
         return copy.deepcopy(module, memo)
     made: nn.Module = kind.__new__(kind)
     memo[id(module)] = made
@@ -56,3 +64,38 @@ def meta_copy(model: nn.Module) -> nn.Module:
     for buffer in model.buffers():
         memo.setdefault(id(buffer), buffer.detach().to("meta"))
     return copy_module(model, memo).eval()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a while: what a model computes before a call (spectral norm) changes its state in training mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    for module, _ in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def share_tensors(made: nn.Module, source: nn.Module) -> nn.Module:
+    """Let ``made`` hold the very tensors of ``source``, path by path; modules that both hold have them already."""
+    others = dict(source.named_modules(remove_duplicate=False))
+    for path, module in made.named_modules():
+        other = others.get(path)
+        if other is None or vars(other) is vars(module):
+            continue
+        for held in (module._parameters, module._buffers, vars(module)):
+            for name in held:
+                found = other._parameters.get(name, other._buffers.get(name))
+                if found is not None and isinstance(held[name], torch.Tensor):
+                    held[name] = found
+    return made
+
+
+def copy_modes(source: nn.Module, made: nn.Module) -> None:
+    """Each module trains, or does not, as its namesake does (a batch norm may be frozen), others as the whole net."""
+    modes = {name: module.training for name, module in source.named_modules(remove_duplicate=False)}
+    for name, module in made.named_modules(remove_duplicate=False):
+        module.training = modes.get(name, source.training)

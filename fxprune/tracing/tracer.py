@@ -55,6 +55,7 @@ class Tracer(fx.Tracer):
         self.values = Values(root, self.real, self.device)
         self.example = inspect.signature(root.forward).bind(*args, **kwargs)
         self.attribute_names = {id(t): n for n, t in [*root.named_parameters(), *root.named_buffers()]}
+        self.autocast = _autocast()
         with Recorded(self):
             return self.trace(root)
 
@@ -111,6 +112,8 @@ class Tracer(fx.Tracer):
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
     ) -> Any:
         self._settle()
+        if _autocast() != self.autocast:
+            raise Untraceable("torch.autocast inside of forward() is lost in a graph: call the network under autocast")
         target, args, kwargs = functional_form(kind, target, args, kwargs)
         if kind == "call_method" and target.endswith("_") and not target.startswith("_") and target != "requires_grad_":
             raise Untraceable(f"{target}() writes in place and has no form that does not")
@@ -153,11 +156,20 @@ class Tracer(fx.Tracer):
                     self.leaves.append(Leaf(called, "function", one_line(error), error_line(error)))
                 return made
 
-            return self._inlined(target, opaque, args, kwargs)
+            return self._without_grad(self._inlined(target, opaque, args, kwargs))
         made = super().create_proxy(kind, target, args, kwargs, name, type_expr)
         writes.note_view(made, target, args)
         overwritten = functional_form.overwritten(kind, target, args, kwargs, self.root)
-        return self.update(overwritten, made) if overwritten is not None else made
+        if overwritten is not None:
+            return self.update(overwritten, made)
+        return made if kind in ("call_module", "get_attr") else self._without_grad(made)
+
+    def _without_grad(self, made: Any) -> Any:
+        """``torch.no_grad()`` is lost in a graph: what the model computes under it is detached instead."""
+        if torch.is_grad_enabled() or type(made) is not ShapeProxy or made.node.target == "detach":
+            return made
+        floats = isinstance(made.value, torch.Tensor) and (made.value.is_floating_point() or made.value.is_complex())
+        return super().create_proxy("call_method", "detach", (made,), {}) if floats else made
 
     def create_arg(self, a: Any) -> Any:
         if type(a) is ShapeProxy:
@@ -284,7 +296,7 @@ class Tracer(fx.Tracer):
             elif has_hooks(m):  # they see, and may change, what a smaller layer would not have
                 made.node.meta["hooked"] = True
                 self._note_leaf(m, path, args, kwargs, "it has forward hooks", None)
-            return made
+            return self._without_grad(made)
         scope, self.scope = self.scope, fx.proxy.Scope(path, type(m))
         m.__dict__["training"] = self._flag(path)
 
@@ -296,7 +308,7 @@ class Tracer(fx.Tracer):
             return leaf
 
         try:
-            return self._inlined(forward, opaque, args, kwargs)
+            return self._without_grad(self._inlined(forward, opaque, args, kwargs))
         finally:
             m.__dict__["training"] = False
             self.scope = scope
@@ -361,6 +373,10 @@ def has_hooks(module: nn.Module) -> bool:
     """Forward hooks of the model's author; torch's own (weight norm, spectral norm) are part of the layer."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
+
+
+def _autocast() -> tuple[bool, bool]:
+    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
 def _nodes(tree: Any) -> list[fx.Node]:

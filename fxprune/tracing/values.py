@@ -9,6 +9,8 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fxprune.tracing.copies import copy_module
+
 # Modules whose output has their input's shape and dtype. A meta kernel would find that out too, a hundred times slower.
 _SAME_SHAPE: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d,
@@ -34,9 +36,17 @@ class Values:
     def __init__(self, root: nn.Module, real: nn.Module, device: torch.device) -> None:
         self.root, self.real, self.device = root, real, device
         self.modules = dict(root.named_modules())
+        self.copies: dict[str, nn.Module] = {}
 
     def _module(self, path: str) -> nn.Module:
         return self.modules.get(path) or self.root.get_submodule(path)  # some are made inside forward()
+
+    def _scratch(self, path: str) -> nn.Module:
+        """A module with its real weights, to run: in eval mode, and a copy, for a call may leave something behind."""
+        if path not in self.copies:
+            owner = self.real if has_attribute(self.real, path) else self.root
+            self.copies[path] = copy_module(owner.get_submodule(path)).eval()
+        return self.copies[path]
 
     def of(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
@@ -69,7 +79,7 @@ class Values:
                     raise
             # No meta kernel, or the result's size depends on the data: run it once on made-up data.
             if module is not None and has_attribute(self.real, str(node.target)):
-                module = self.real.get_submodule(str(node.target))
+                module = self._scratch(str(node.target))
             return to_meta(self._run(node, module, _made_up(tuple(args)), _made_up(dict(kwargs))))
 
     @staticmethod
@@ -94,8 +104,7 @@ class Values:
         kwargs: Any = fx.node.map_arg(node.kwargs, self.constant)
         with torch.no_grad():
             if node.op == "call_module":
-                path = str(node.target)
-                return (self.real if has_attribute(self.real, path) else self.root).get_submodule(path)(*args, **kwargs)
+                return self._scratch(str(node.target))(*args, **kwargs)
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             assert callable(node.target)
@@ -159,7 +168,8 @@ def conv_cost(
         total[1] += 2 * conv.weight.numel() * sites
         total[2] += sum(parameter.numel() for parameter in conv.parameters())
 
-    for candidate, example in ((module, to_meta), (real, _made_up)):  # data-dependent code does not run on meta tensors
+    scratch = copy_module(real).eval()  # a call may leave something behind
+    for candidate, example in ((module, to_meta), (scratch, _made_up)):  # code that asks data needs some
         total[:] = [0, 0, 0]
         convs = [conv for conv in candidate.modules() if isinstance(conv, nn.modules.conv._ConvNd)]
         hooks = [conv.register_forward_hook(count) for conv in convs]
