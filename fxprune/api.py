@@ -16,11 +16,12 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from fxprune.budget.schedule import SCHEDULES
 from fxprune.budget.target import Share, Target
 from fxprune.emit.folder import read, write
-from fxprune.errors import ModelError, OptionError, check_choice, several
+from fxprune.errors import OptionError, check_choice, several
 from fxprune.inspection import Inspection, describe
 from fxprune.layers import NOISES
-from fxprune.passes.analysis import analyse, check_finite, check_model
+from fxprune.passes.analysis import analyse, check_data, check_finite, check_model, named_tensors
 from fxprune.passes.fuse import fuse_batch_norms
+from fxprune.passes.verify import comparing, in_float64
 from fxprune.passes.verify import verify as verify_slim
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.loop import Pruned, Tools, run_all
@@ -63,6 +64,7 @@ def wrap(
     return Wrapped(model, analysis, target, {**options, "noise": noise, "schedule": schedule})
 
 
+@torch.inference_mode(False)  # tensors made inside of it could never be trained
 def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False, verify: bool = True) -> fx.GraphModule:
     """Compile a wrapped network into a plain, smaller module that computes the same (``slim.report`` says how exactly).
 
@@ -84,20 +86,18 @@ def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False,
             f"export() takes a wrapped network, not {type(wrapped).__name__}",
             fix=f"write export(net.{inside[0]}): the wrapped network is in it" if inside else "call fxprune.wrap first",
         )
-    check_finite(wrapped)
-    if any(tensor.is_meta for tensor in wrapped.parameters()):
-        raise ModelError(
-            "the model is on the meta device: there are no weights to export",
-            fix="load the weights first: model.to_empty(device=...), then model.load_state_dict(...), then wrap it",
-        )
+    check_data(named_tensors(wrapped))
+    check_finite(wrapped.bank)
     if not wrapped.hardened:
         wrapped = copy.deepcopy(wrapped).harden()
     present = present_ids(wrapped, connectivity)
     slim, report = compile_wrapped(wrapped, present)
-    if verify:  # in float64, where only rounding is left to differ
-        exact = copy.deepcopy(wrapped).double()
-        compiled, _ = compile_wrapped(exact, present)
-        report.error, report.batches = verify_slim(exact, compiled, *wrapped.analysis.channels.trace.example)
+    check_finite(slim)  # what is dead may hold anything
+    if verify:
+        with comparing():
+            exact = in_float64(copy.deepcopy(wrapped))  # where only rounding is left to differ
+            compiled = in_float64(compile_wrapped(exact, present)[0])
+            report.error, report.batches = verify_slim(exact, compiled, *wrapped.analysis.channels.trace.example)
     report.fused = fuse_batch_norms(slim) if fuse else 0
     report.after["network_params"] = sum(parameter.numel() for parameter in slim.parameters())  # counted, not estimated
     slim.report = report  # type: ignore[assignment]

@@ -116,7 +116,7 @@ def describe(analysis: Analysis, name: str, example: Any) -> Inspection:
 def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
     full = analysis.full_cost
     least = analysis.costs.physical(torch.from_numpy(analysis.smallest).double())
-    most = analysis.costs.physical(torch.ones(analysis.variables, dtype=torch.float64)).numpy()
+    most = analysis.costs.physical(torch.ones(analysis.variables, dtype=torch.float64, device="cpu")).numpy()
     guards = {guard.layer: guard.keeps for guard in analysis.guards}
     passed = dominators(graph)
     pooling = set(pooling_blocks(graph))

@@ -43,7 +43,7 @@ class Site:
     start: int = field(init=False)  # where its variables start if they are a run of the flat parameter, else -1
 
     def __post_init__(self) -> None:
-        flat = self.gate.reshape(-1) if self.gate is not None else torch.zeros(0)
+        flat = self.gate.reshape(-1) if self.gate is not None else torch.zeros(0, device="cpu")
         self.has_open = bool((flat == OPEN).any())
         run = flat.numel() > 0 and not self.has_open and bool((flat[1:] - flat[:-1] == 1).all())
         self.start = int(flat[0]) if run else -1
@@ -202,7 +202,8 @@ class Gaussian(nn.Module):
 
 def _read_is_hard(bank: nn.Module, _: Any) -> None:
     assert isinstance(bank, GateBank)
-    bank.hardened = bool(bank.is_hard)
+    if not bank.is_hard.is_meta:
+        bank.hardened = bool(bank.is_hard)
 
 
 def sampled_gate(log_alpha: torch.Tensor, count: int | None, generator: torch.Generator | None) -> torch.Tensor:
@@ -239,7 +240,9 @@ class _Gated:
         track = not self.training or self.track_running_stats
         mean, variance = (self.running_mean, self.running_var) if track else (None, None)
         gate = gate.to(weight.dtype)
-        return nn.functional.batch_norm(x, mean, variance, weight * gate, bias * gate, statistics, factor, self.eps)
+        y = nn.functional.batch_norm(x, mean, variance, weight * gate, bias * gate, statistics, factor, self.eps)
+        # In training a channel that is not finite spoils all gradients anyway: there the zeros need no second pass.
+        return y if self.training else apply_mask(y, (gate != 0).reshape(-1, *(1,) * (y.ndim - 2)))
 
 
 class GatedBatchNorm1d(_Gated, nn.BatchNorm1d):  # type: ignore[misc]
@@ -267,7 +270,7 @@ def gated_norm(norm: nn.Module) -> nn.Module:
 
 
 def apply_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    return x * gate.to(x.dtype)
+    return apply_mask(x * gate.to(x.dtype), gate != 0)
 
 
 def apply_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import SimpleNamespace
@@ -16,18 +17,18 @@ from torch import fx, nn
 from fxprune.budget.cost import Cost
 from fxprune.budget.pressure import Pressure
 from fxprune.budget.target import Share, Target
-from fxprune.errors import ModelError, OptionError, check_choice
+from fxprune.errors import OptionError, check_choice
 from fxprune.ids import OPEN
 from fxprune.layers import LAWS, GateBank, Gates, Gaussian, gated_norm
-from fxprune.passes.analysis import Analysis, analyse
+from fxprune.passes.analysis import Analysis, analyse, numbers
 from fxprune.passes.auto import faster_joins
 from fxprune.passes.choose import check_reachable, choose
 from fxprune.passes.compile import compile_slim
 from fxprune.passes.dense import Bools, regular_blocks, revived
 from fxprune.passes.insert import BANK, find_sites, insert
-from fxprune.passes.unread import keep_unread
+from fxprune.passes.names import check_names, keep_passing, keep_unread
 from fxprune.tracing import real_root
-from fxprune.tracing.copies import copy_module
+from fxprune.tracing.copies import copy_modes, copy_module, evaluating, share_tensors
 
 PRESSURE = "fxprune_budget"
 OWN = "fxprune_"  # what a wrapped net has beyond the original starts like this
@@ -39,11 +40,12 @@ class Wrapped(fx.GraphModule):
 
     def __init__(self, model: nn.Module, analysis: Analysis, target: Target, options: dict[str, Any]) -> None:
         trace = analysis.channels.trace
-        _check_names(model, trace.graph)
+        check_names(model, trace.graph, OWN, _taken_names())
         in_place = [name for name, module in model.named_modules() if getattr(module, "inplace", False) is True]
         sites = find_sites(analysis)
         root = real_root(trace, model)
-        like = next(iter(model.parameters()))
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
         bank = GateBank(
             analysis.variables, analysis.channels.table, [site for _, site in sites], like.dtype, like.device
         )
@@ -54,6 +56,7 @@ class Wrapped(fx.GraphModule):
         for name in gated:
             self.set_submodule(name, gated_norm(root.get_submodule(name)))
         keep_unread(root, self)
+        keep_passing(root, self)
         hidden = {"_analysis": analysis, "target": target, "options": options, "_model": root, "_fxprune_wrapped": True}
         hidden["_in_place"] = in_place
         for name, value in hidden.items():
@@ -73,7 +76,7 @@ class Wrapped(fx.GraphModule):
         )
 
         self.register_load_state_dict_pre_hook(_keep_own)  # type: ignore[no-untyped-call]
-        _copy_modes(model, self)
+        copy_modes(model, self)
 
     _fxprune_wrapped: bool
     _first_forward: Any
@@ -218,7 +221,7 @@ class Wrapped(fx.GraphModule):
         self.bank.harden(torch.from_numpy(opened))
 
     def _opened(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        found: np.ndarray[Any, np.dtype[np.bool_]] = self.bank.opened().detach().cpu().numpy()
+        found: np.ndarray[Any, np.dtype[np.bool_]] = numbers(self.bank.opened(), BANK)
         return found
 
     def _per_gate(
@@ -249,7 +252,7 @@ class Wrapped(fx.GraphModule):
             yield name, slice(start, start + count), flat
 
     def _scores(self, scores: Mapping[str, ArrayLike] | None = None) -> np.ndarray[Any, np.dtype[np.float64]]:
-        flat = self.bank.scores().detach().double().cpu().numpy().copy()
+        flat = numbers(self.bank.scores().double(), BANK).copy()
         for _, part, score in self._per_gate("harden", {} if scores is None else scores):
             flat[part] = score
         found: np.ndarray[Any, np.dtype[np.float64]] = flat
@@ -281,18 +284,23 @@ class Wrapped(fx.GraphModule):
 
     def unwrap(self) -> nn.Module:
         """The original model with the weights as they are now."""
-        model = copy_module(self._model, {id(self._model.get_submodule(BANK)): None})  # the gates are not copied
+        source = self._original
+        model = copy_module(source, {id(source.get_submodule(BANK)): None})  # the gates are not copied
         model._modules.pop(BANK, None)
-        state = {name: value for name, value in self.state_dict().items() if not name.startswith((BANK, PRESSURE))}
-        model.load_state_dict(state, strict=False)
         for name in self._in_place:
             model.get_submodule(name).inplace = True  # type: ignore[assignment]
-        _copy_modes(self, model)
+        copy_modes(self, model)
         return model
 
+    @property
+    def _original(self) -> nn.Module:
+        """The model that the graph was made from, with the tensors of the graph: ``.to()`` puts others there."""
+        return share_tensors(self._model, self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
-        made = Wrapped(self.unwrap(), self._analysis, self.target, self._options())
-        _copy_modes(self, made)
+        with torch.random.fork_rng(devices=[]):  # some gates start with noise, which is overwritten
+            made = Wrapped(self.unwrap(), self._analysis, self.target, self._options())
+        copy_modes(self, made)
         made._restore(self.state_dict(), self._beside())
         memo[id(self)] = made
         return made
@@ -333,12 +341,13 @@ def present_ids(wrapped: Wrapped, connectivity: str) -> Bools:
 
 def compile_wrapped(wrapped: Wrapped, present: Bools) -> tuple[fx.GraphModule, SimpleNamespace]:
     """The slim module of a hardened network and what there is to say about it."""
-    analysis, values = wrapped.analysis, wrapped.gate_values()
-    slim, joins = compile_slim(
-        analysis.channels, wrapped._model, present, values, in_place=wrapped._in_place,
-        dead=revived(analysis, present, torch.from_numpy(wrapped.masks()), values),
-    )  # fmt: skip
-    slim.train(wrapped.training)
+    analysis, values, model = wrapped.analysis, wrapped.gate_values(), wrapped._original
+    with evaluating(model):
+        slim, joins = compile_slim(
+            analysis.channels, model, present, values, in_place=wrapped._in_place,
+            dead=revived(analysis, present, torch.from_numpy(wrapped.masks()), values),
+        )  # fmt: skip
+    copy_modes(wrapped, slim)
     kept = {layer.name for layer in analysis.layers if any(present[call.ids].any() for call in layer.calls)}
     report = SimpleNamespace(
         before=analysis.full_cost.as_dict(),
@@ -361,13 +370,6 @@ def _rebuild(
     made = Wrapped(model, analysis, target, options)
     made._restore(state, beside)
     return made
-
-
-def _copy_modes(source: nn.Module, made: nn.Module) -> None:
-    """Each module trains, or does not, as its namesake does (a batch norm may be frozen), others as the whole net."""
-    modes = {name: module.training for name, module in source.named_modules(remove_duplicate=False)}
-    for name, module in made.named_modules(remove_duplicate=False):
-        module.training = modes.get(name, source.training)
 
 
 def _inputs(analysis: Analysis) -> int:
@@ -396,16 +398,3 @@ def _taken_names() -> frozenset[str]:
     graph_module = fx.GraphModule(nn.Module(), fx.Graph())
     taken = {*dir(Wrapped), *vars(graph_module), *Wrapped.__annotations__, "report"}
     return frozenset(taken.difference(dir(nn.Module), vars(nn.Module())))
-
-
-def _check_names(model: nn.Module, graph: fx.Graph) -> None:
-    read = [str(node.target).partition(".")[0] for node in graph.nodes if node.op in ("get_attr", "call_module")]
-    for name in (*model._modules, *model._parameters, *model._buffers, *read):
-        if name.startswith(OWN):
-            raise ModelError(f"the model has gates already, in {name!r}", fix="wrap the original, or the slim net")
-        if name in _taken_names():
-            raise ModelError(
-                f"the model has a submodule, parameter or buffer {name!r}, which is the name of something else "
-                "in a wrapped or exported net",
-                fix=f"rename it, for example self.{name} to self.{name.strip('_')}_layer",
-            )

@@ -86,7 +86,8 @@ class Pressure(nn.Module):
         self.register_buffer("weights", start.new_zeros(len(target.limits), start.numel()))
         # progress at the last step and at the last loss, steps, scale of the data loss's gradient, backward passes and
         # how often the push entered them since the last step, a price per limit
-        self.register_buffer("dials", torch.tensor([0.0] * 6 + [FIRST_PRICE] * len(target.limits)).double())
+        dials = [0.0] * 6 + [FIRST_PRICE] * len(target.limits)
+        self.register_buffer("dials", torch.tensor(dials, dtype=torch.float64, device=start.device))
         self._seen_by: Any = None  # the parameter that has our hook, by a weak reference
 
     bank: GateBank

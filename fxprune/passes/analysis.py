@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -12,10 +13,10 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fxprune.budget.cost import Cost, CostModel
-from fxprune.core import Channels
+from fxprune.core import Channels, Trace
 from fxprune.errors import ModelError, OptionError
 from fxprune.passes.channels import relate
 from fxprune.passes.gates import Layer, gate_count, place_gates
@@ -23,6 +24,14 @@ from fxprune.passes.graph import layer_graph
 from fxprune.passes.guards import Guard, Requirement, keep_alive, prices, requirements, spine
 from fxprune.tracing import trace
 from fxprune.tracing.guess import trace_without_example
+from fxprune.tracing.tracer import has_hooks
+
+_EXPORTED = {
+    overload
+    for rank in "123"
+    for operator in (getattr(torch.ops.aten, f"conv{rank}d"), torch.ops.aten.convolution)
+    for overload in map(operator.__getattr__, operator.overloads())
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +89,7 @@ def analyse(
     check_model(model)
     is_leaf = _leaf_test(model, leaf)
     traced = trace_without_example(model, leaf=is_leaf) if example is None else trace(model, example, leaf=is_leaf)
+    _warn_of_hooks(model, traced)
     channels = relate(traced)
     layers = place_gates(channels, ignore)
     sliced = {mixer.name: mixer for mixer in channels.mixers}
@@ -91,16 +101,29 @@ def analyse(
     return Analysis(channels, layers, spine(channels, layers), CostModel(channels, max(total - counted, 0)))
 
 
+def _warn_of_hooks(model: nn.Module, traced: Trace) -> None:
+    """Modules that the graph looks into are not called any more, nor are their hooks."""
+    kept = tuple(f"{node.target}." for node in traced.graph.nodes if node.op == "call_module")
+    silent = [
+        name or "the model"
+        for name, module in model.named_modules()
+        if (has_hooks(module) or module._backward_hooks or module._backward_pre_hooks)
+        and not f"{name}.".startswith(kept)
+    ]
+    if silent:
+        warnings.warn(
+            f"hooks of {', '.join(silent)} are not called by the wrapped and the slim net, though what forward hooks "
+            "compute is part of them; register hooks that observe on those nets",
+            stacklevel=4,
+        )
+
+
 def check_model(model: nn.Module) -> None:
     """Refuse what cannot be pruned sensibly, before any work is done."""
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"expected a torch.nn.Module, got {type(model).__name__}",
             fix="pass the model itself, or a function that returns one on the command line",
-        )
-    if hasattr(model, "_fxprune_wrapped"):
-        raise ModelError(
-            "the model is wrapped already", fix="use it as it is, or model.unwrap() to get the original back"
         )
     if torch.is_inference_mode_enabled():
         raise ModelError(
@@ -110,12 +133,27 @@ def check_model(model: nn.Module) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("the model is scripted: its Python code is gone", fix="pass the original model")
     for name, module in model.named_modules():
+        if hasattr(module, "_fxprune_wrapped"):
+            raise ModelError(
+                f"{name or 'the model'} is wrapped already",
+                fix="use it as it is, or its unwrap() to get the original back",
+            )
         if hasattr(module, "_orig_mod"):
             raise ModelError(
                 f"{name or 'the model'} is compiled by torch.compile",
                 fix="pass the original model, and compile the slim one that export returns",
             )
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(module, fx.GraphModule) and any(node.target in _EXPORTED for node in module.graph.nodes):
+            raise ModelError(
+                f"{name or 'the model'} is made of torch's inner operators, as torch.export leaves them",
+                fix="pass the original model, and export the slim one",
+            )
+        if hasattr(module, "_packed_params"):
+            raise ModelError(
+                f"{name or 'the model'} is quantised: its weights cannot be cut any more",
+                fix="wrap the model as it was before that, and quantise the slim one that export returns",
+            )
+    for name, tensor in named_tensors(model):
         if nn.parameter.is_lazy(tensor):
             raise ModelError(
                 f"{name} has no shape yet: its layer is a lazy one", fix="run one batch through the model first"
@@ -123,19 +161,44 @@ def check_model(model: nn.Module) -> None:
     check_finite(model)
 
 
+def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """All parameters and buffers."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def check_data(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse the meta device where numbers are needed."""
+    for name, tensor in tensors:
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name} is on the meta device: there are no numbers to work with",
+                fix="load the weights first: model.to_empty(device=...), then model.load_state_dict(...), then wrap it",
+            )
+
+
+def numbers(tensor: torch.Tensor, name: str) -> npt.NDArray[Any]:
+    """A tensor as an array."""
+    check_data([(name, tensor)])
+    found: npt.NDArray[Any] = tensor.detach().cpu().numpy()
+    return found
+
+
 def check_finite(model: nn.Module) -> None:
-    """Refuse NaN: nothing can be compared with it."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not tensor.is_meta and not _is_finite(tensor.detach()):
+    """Refuse NaN: nothing can be compared with it. Buffers may be infinite: masks of attention are."""
+    for name, tensor in named_tensors(model):
+        numbers = tensor.is_floating_point() or tensor.is_complex()
+        if numbers and not tensor.is_meta and not _is_fine(tensor.detach(), isinstance(tensor, nn.Parameter)):
             raise ModelError(
                 f"{name} holds NaN or infinite values",
                 fix="load weights that are finite: a cost or a criterion computed from these would mean nothing",
             )
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
+def _is_fine(tensor: torch.Tensor, finite: bool) -> bool:
     """A finite sum settles it, ten times faster; a sum may also overflow."""
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+    if bool(torch.isfinite(tensor.sum())):
+        return True
+    return bool(torch.isfinite(tensor).all()) if finite else not bool(torch.isnan(tensor).any())
 
 
 def _leaf_test(model: nn.Module, leaf: tuple[str | type, ...]) -> Callable[[str, nn.Module], bool]:

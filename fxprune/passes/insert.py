@@ -50,7 +50,7 @@ def _gate_of(channels: Channels) -> Ids:
 
 def _mortal(analysis: Analysis) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Ids that some mask can kill."""
-    closed = torch.zeros(analysis.variables, dtype=torch.float64)
+    closed = torch.zeros(analysis.variables, dtype=torch.float64, device="cpu")
     found: np.ndarray[tuple[int], np.dtype[np.bool_]] = analysis.channels.table.alive(closed).numpy() == 0
     return found
 

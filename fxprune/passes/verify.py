@@ -3,15 +3,58 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fxprune.errors import ExportError
+from fxprune.errors import ExportError, FxPruneError
 
+Net = TypeVar("Net", bound=fx.GraphModule)
+_DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
+           torch.complex64: torch.complex128}  # fmt: skip
 TOLERANCE = 1e-9  # in float64: max|difference| / max|output|
+
+
+@contextmanager
+def comparing() -> Iterator[None]:
+    """Some nets know one precision only: say that the comparison failed, not the export."""
+    try:
+        yield
+    except FxPruneError:
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"the hardened net and the slim one cannot be compared, which is done in float64: {error}",
+            fix="write export(..., verify=False), and compare them on data of your own",
+        ) from error
+
+
+def in_float64(net: Net) -> Net:
+    """``net`` itself, with all that it holds in double precision, and all that its code casts to less."""
+    net._apply(_in_double)  # type: ignore[no-untyped-call]
+    changed = False
+    for node in net.graph.nodes:
+        if node.op == "call_method" and node.target in ("float", "half", "bfloat16"):
+            node.target, changed = "double", True
+        given: Any = (node.args, node.kwargs)
+        wide = fx.node.map_aggregate(given, _doubled)
+        if wide != given:
+            (node.args, node.kwargs), changed = wide, True
+    if changed:
+        net.recompile()
+    return net
+
+
+def _in_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double() if _is_float(tensor) else tensor
+
+
+def _doubled(argument: Any) -> Any:
+    return _DOUBLE.get(argument, argument) if isinstance(argument, torch.dtype) else argument
 
 
 def verify(
@@ -26,10 +69,18 @@ def verify(
         example = noise(args, kwargs, size, device)
         try:
             expected = tensors(_run(one, *example))
+            if not _are_numbers(expected):  # a model may take the logarithm of its input
+                example = tree_map(lambda leaf: leaf.abs() if _is_float(leaf) else leaf, example)
+                expected = tensors(_run(one, *example))
         except Exception:
             if size == first:
                 raise
             continue  # the model takes this batch size only
+        if not _are_numbers(expected):
+            raise ExportError(
+                "the output of the hardened net is NaN or infinite on noise: nothing can be compared with it",
+                fix="look for NaN in its weights and for variances that are not positive; verify=False skips the check",
+            )
         found = tensors(_run(other, *example))
         tried.append(size)
         worst = max([worst, *(difference(a, b) for a, b in zip(expected, found, strict=True))])
@@ -66,12 +117,23 @@ def noise(
         shape = list(leaf.shape)
         if shape and shape[0] == first:
             shape[0] = size
+        if leaf.is_complex():
+            return torch.randn(shape, generator=generator, dtype=torch.complex128, device="cpu").to(device)
         if not leaf.is_floating_point():
             return leaf.new_zeros(shape) if shape != list(leaf.shape) else leaf
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
 
     made: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(resized, (args, kwargs))
     return made
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def _are_numbers(outputs: list[torch.Tensor]) -> bool:
+    """Two tensors without a finite entry agree whatever was computed: that proves nothing."""
+    return all(bool(out.isfinite().any()) for out in outputs if out.numel())
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -83,8 +145,10 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     >>> difference(nan, nan), difference(nan, torch.ones(2))
     (0.0, inf)
     """
-    if one.shape != other.shape:
+    if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")
+    if one.is_complex():
+        return difference(torch.view_as_real(one), torch.view_as_real(other))
     if not one.is_floating_point():
         return float((one != other).any()) if one.numel() else 0.0
     unequal = (one != other) & ~(one.isnan() & other.isnan())

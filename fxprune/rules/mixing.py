@@ -18,7 +18,7 @@ from fxprune.core import Mixer
 from fxprune.ids import ZERO, Ids
 from fxprune.rules.elementwise import not_zero
 from fxprune.rules.emit import Piece, Slim, living_only, scaled_by_gate, whole_op
-from fxprune.rules.registry import Flow, Op, rule
+from fxprune.rules.registry import Flow, Op, rule, same_value
 
 
 def _owner(op: Op, weight: Any) -> str:
@@ -36,7 +36,10 @@ def _fits(op: Op, name: str, ids: Ids, inputs: Ids, kernel: int, bias: bool) -> 
 
     A tied decoder uses its encoder's weight the other way around, a blur takes no more from it than its device.
     """
+    weight = op.raw(1, "weight")
     if any(node.op == "call_module" and node.target == name for node in op.node.graph.nodes):
+        if weight.op != "get_attr":  # computed from it
+            return False
         owner: Any = op.notes.constants.root.get_submodule(name)
         turned = isinstance(owner, nn.modules.conv._ConvTransposeNd)
         own = owner.weight.shape, turned, getattr(owner, "groups", 1), owner.bias is not None
@@ -44,7 +47,10 @@ def _fits(op: Op, name: str, ids: Ids, inputs: Ids, kernel: int, bias: bool) -> 
             return False
     others = [mixer for mixer in op.notes.mixers if mixer.name == name]
     used = ids.shape, inputs.shape, kernel, bias
-    return all((other.ids.shape, other.inputs.shape, other.kernel, other.bias) == used for other in others)
+    calls = [other.node for other in others if other.node.op == "call_function"]
+    return all((other.ids.shape, other.inputs.shape, other.kernel, other.bias) == used for other in others) and all(
+        same_value(weight, call.args[1] if len(call.args) > 1 else call.kwargs["weight"]) for call in calls
+    )
 
 
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -226,12 +232,9 @@ def _tensor(op: Op, slim: Slim, name: str, position: int) -> tuple[torch.Tensor 
 
 def _refresh(module: nn.Module, name: str) -> None:
     """The old ``weight_norm`` and ``spectral_norm`` compute a weight before each call: do so now, for it may be old."""
-    training = module.training
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, (WeightNorm, SpectralNorm)) and hook.name == name:
-            module.training = False  # no step of the power iteration
             hook(module, ())
-            module.training = training
 
 
 def _empty_layer(op: Op, inputs: int, outputs: int, groups: int, transposed: bool, bias: bool) -> nn.Module:

@@ -194,6 +194,20 @@ def find_rule(node: fx.Node, module: nn.Module | None) -> Rule | None:
         return None
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Do two nodes compute the same of the same parameters? Two slices of one parameter do not."""
+    if isinstance(one, fx.Node) and isinstance(other, fx.Node):
+        same = (one.op, one.target) == (other.op, other.target)
+        return one is other or (same and same_value((one.args, one.kwargs), (other.args, other.kwargs)))
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_value(one[key], other[key]) for key in one)
+    if isinstance(one, slice) and isinstance(other, slice):
+        return same_value((one.start, one.stop, one.step), (other.start, other.stop, other.step))
+    return type(one) is type(other) and bool(one == other)
+
+
 def unwritten(flow: Flow) -> Flow:
     """The same channels, no longer a layer's own output: no gate can be moved behind what follows."""
     return replace(flow, writer=None) if flow.writer is not None else flow

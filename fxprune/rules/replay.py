@@ -189,13 +189,13 @@ def _relabel(op: Op, slim: Slim, piece: Piece, source: fx.Node, steps: list[fx.N
         return None
     shape = [1] * value.ndim
     shape[axis] = -1
-    moved = compress(_run(steps, torch.arange(value.shape[axis]).reshape(shape).expand(value.shape), slim))
+    moved = compress(_run(steps, _positions(value.shape[axis]).reshape(shape).expand(value.shape), slim))
     if moved.size != moved.shape[axis]:
         return None
     if moved.shape[axis] != op.out.shape[axis]:
         return None
     others = [size for k, size in enumerate(value.shape) if k != axis]
-    rest = torch.arange(math.prod(others)).reshape([*value.shape[:axis], 1, *value.shape[axis + 1 :]])
+    rest = _positions(math.prod(others)).reshape([*value.shape[:axis], 1, *value.shape[axis + 1 :]])
     if not torch.equal(_run(steps, rest.expand(value.shape), slim), rest.expand(op.out.shape)):
         return None
     origin = moved.reshape(-1)  # position here -> position in the source
@@ -225,8 +225,8 @@ def _replay(op: Op, slim: Slim, piece: Piece, parent: fx.Node, steps: list[fx.No
     assert flow is not None
     shape = [1] * value.ndim
     shape[axis] = -1
-    moved = compress(_run(steps, torch.arange(value.shape[axis]).reshape(shape).expand(value.shape), slim))
-    elements = torch.arange(value.numel()).reshape(value.shape)
+    moved = compress(_run(steps, _positions(value.shape[axis]).reshape(shape).expand(value.shape), slim))
+    elements = _positions(value.numel()).reshape(value.shape)
     target = _run(steps, elements, slim)
     existing = set(piece.along(axis, value.shape[axis]).tolist())
     for onto in sorted((k for k, size in enumerate(moved.shape) if size > 1), key=lambda k: -moved.shape[k]):
@@ -286,3 +286,8 @@ def _adapted(
     entries = [slim.argument(entry) for entry in dims] if graph else values
     entries[axis] = -1 if free else size
     return {last: (tuple(entries),)}
+
+
+def _positions(count: int) -> torch.Tensor:
+    """On the CPU, whatever torch's default device is."""
+    return torch.arange(count, device="cpu")
