@@ -223,7 +223,7 @@ def _minima(analysis: Analysis, minimum: Mapping[str, int]) -> dict[str, int]:
         raise OptionError(f"minimum={minimum!r} names no layers", fix=f"write minimum={{'*': {minimum!r}}}")
     found: dict[str, int] = {}
     for pattern, width in minimum.items():
-        layers = [layer for layer in analysis.layers if layer.gated and fnmatchcase(layer.name, pattern)]
+        layers = [layer for layer in analysis.layers if layer.gated and fnmatchcase(layer.name, str(pattern))]
         if not layers:
             raise OptionError(f"minimum={pattern!r} matches no gated layer", fix="use a name of wrapped.gates")
         if isinstance(width, bool) or not isinstance(width, int) or width < 0:

@@ -22,6 +22,7 @@ from fxprune.rules.emit import (
     scaled_by_gate,
     whole_op,
 )
+from fxprune.rules.living import group_norm_of_living, layer_norm_of_living
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
@@ -101,12 +102,23 @@ def _instance_norm(op: Op, slim: Slim) -> Piece | None:
 
 @layer_norm.emitter
 def _layer_norm(op: Op, slim: Slim) -> Piece | None:
-    return beside_channels(op, slim, list(range(op.out.ndim - len(op.get("normalized_shape", 1)), op.out.ndim)))
+    axes = list(range(op.out.ndim - len(op.get("normalized_shape", 1)), op.out.ndim))
+    piece = slim.piece(op.inputs[0])
+    if piece is not None and piece.axis in axes and not isinstance(op.module, nn.RMSNorm) and _called_once(op, slim):
+        return layer_norm_of_living(op, slim, piece, axes)
+    return beside_channels(op, slim, axes)
+
+
+def _called_once(op: Op, slim: Slim) -> bool:
+    """Calls that share a weight would each cut it to channels of their own."""
+    if op.module is not None:
+        return len(slim.calls.get(str(op.node.target), [])) < 2
+    return all(len(node.users) == 1 for node in op.node.all_input_nodes if slim.flow(node) is None)
 
 
 @group_norm.emitter
 def _group_norm(op: Op, slim: Slim) -> Piece | None:
-    """Whole groups are cut out; a group with holes is computed on the complete tensor."""
+    """Whole groups are cut out; a group with holes is computed from what is left of it."""
     piece = slim.compact(op.inputs[0], 1)
     if piece is None:
         return None
@@ -116,10 +128,11 @@ def _group_norm(op: Op, slim: Slim) -> Piece | None:
     existing = np.zeros(count, dtype=bool)
     existing[piece.along(1, count)] = True
     kept = existing.reshape(groups, -1)
-    calls = slim.calls.get(str(op.node.target), [])
-    if op.module is None or len(calls) > 1 or not bool((kept.all(1) == kept.any(1)).all()):
+    if not _called_once(op, slim):
         return whole_op(op, slim)
     positions = np.flatnonzero(existing)
+    if op.module is None or not bool((kept.all(1) == kept.any(1)).all()):
+        return group_norm_of_living(op, slim, positions)
     made = cut_module(op.module, positions, count)
     made.num_groups = int(kept.all(1).sum())  # type: ignore[assignment]
     path = slim.module(str(op.node.target), made)

@@ -43,7 +43,8 @@ def trace(
     args, kwargs = example_arguments(example)
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
     root = meta_copy(model)
-    tracer = Tracer(model, device or (tensors[0].device if tensors else torch.device("cpu")), leaf)
+    devices = [tensor.device for tensor in (*tensors, *model.parameters()) if not tensor.is_meta]
+    tracer = Tracer(model, device or (devices[0] if devices else torch.device("cpu")), leaf)
     # Whatever draws numbers meanwhile, the user's come out as if nothing had; and only the model's own no_grad counts.
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:

@@ -82,8 +82,9 @@ class Tracer(fx.Tracer):
             bound = inspect.BoundArguments(self.example.signature, given)
             self.root.__dict__["training"] = flag
             try:
-                call = fx._symbolic_trace._orig_module_call if has_hooks(self.root) else type(self.root).forward
-                return call(self.root, *bound.args, **bound.kwargs)
+                if has_hooks(self.root):
+                    return fx._symbolic_trace._orig_module_call(self.root, *bound.args, **bound.kwargs)
+                return self.root.forward(*bound.args, **bound.kwargs)
             finally:
                 self.root.__dict__["training"] = False
 
@@ -282,8 +283,10 @@ class Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if self.is_user_leaf(module_qualified_name, m) or isinstance(m, torch.jit.ScriptModule):
             return True
-        owner = next(cls for cls in type(m).__mro__ if "forward" in cls.__dict__)
-        return owner.__module__.startswith("torch.nn.") and not isinstance(m, nn.Sequential)
+        own = vars(m).get("forward")  # chosen by __init__, as by self.forward = self.forward_fast
+        owner = own or next(cls for cls in type(m).__mro__ if "forward" in cls.__dict__)
+        of_torch = str(getattr(owner, "__module__", "")).startswith("torch.nn.")
+        return of_torch and not isinstance(m, nn.Sequential)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.paused or fx._symbolic_trace._find_proxy(args, kwargs) is None:
