@@ -439,8 +439,8 @@ def markdown(records: list[Record]) -> str:
         "Every parameter and buffer is random, everything runs in float64; *equal* means that the traced graph's",
         f"outputs differ from the model's by at most {TOLERANCE:.0e} of the largest one, at the example's batch size",
         "and at another one. *Prunable*: the share of the convolutions' output volume that can go. *Exported exactly*:",
-        "with half of all gates and with nine tenths of them closed at random, the slim net equals the gated one within",
-        "the same tolerance.",
+        "with half of all gates closed at random, and with nine tenths of them, the slim net equals the gated one",
+        "within the same tolerance.",
         "",
     ]  # fmt: skip
     suites = list(dict.fromkeys(record["suite"] for record in records))

@@ -64,6 +64,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "glu": lambda n, x, y: torch.cat([F.glu(x, 1), F.glu(y, 1)], 1),
     "linear": lambda n, x, y: n.linear(x.movedim(1, -1)).movedim(-1, 1),
     "matmul": lambda n, x, y: (x.flatten(2) @ (y.flatten(2).mT @ x.flatten(2))).reshape(x.shape),
+    "attention": lambda n, x, y: F.scaled_dot_product_attention(*(t.flatten(2).mT for t in (x, y, x))).mT.reshape_as(x),
     "batch_norm": lambda n, x, y: n.norm(x + y) + F.batch_norm(x, n.mean, n.variance, n.scale, n.shift),
     "instance_norm": lambda n, x, y: n.instance(x),
     "layer_norm": lambda n, x, y: n.layer(x.movedim(1, -1)).movedim(-1, 1),
