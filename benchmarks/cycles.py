@@ -79,7 +79,7 @@ def main() -> int:
         f"`python benchmarks/cycles.py --cycles {options.cycles}`: wrap, five training steps, export, save and load of",
         f"a ResNet-8. Resident memory after cycle {SETTLED}: {settled[0]:.0f} MiB; the most after that:",
         f"{max(settled):.0f} MiB ({100 * growth:+.1f} %). Open files after the first cycle: {files[0]}, after the",
-        f"last: {files[-1]}. oneDNN's cache of convolutions is limited to 16 of them: it grows with every width otherwise.",
+        f"last: {files[-1]}. oneDNN's cache of convolutions is limited to 16 of them: it would grow with every width.",
         "",
         f"{machine()}",
     ]
