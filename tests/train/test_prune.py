@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -257,7 +258,7 @@ def test_tensorboard_events_where_it_is_installed(tmp_path: Path, monkeypatch: p
         ({"ignore": "nobody"}, r"ignore='nobody' matches no convolution\n.*ignore=\['0'\]"),
         ({"leaf": 5}, "leaf: 5 is not"),
     ],
-    ids=str,
+    ids=lambda given: re.sub(r" at 0x\w+", "", str(given)),
 )
 def test_options(changes: Options, said: str) -> None:
     with pytest.raises(OptionError, match=said) as found:
