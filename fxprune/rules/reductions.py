@@ -12,10 +12,11 @@ from fxprune.rules.joins import both
 from fxprune.rules.registry import Flow, Op, rule
 
 _KEEP = ("sum", "mean", "amax", "amin", "max", "min", "norm", "std", "var", "nansum", "nanmean", "median")
+_TWICE = ("var_mean", "std_mean")  # two results of this kind
 _BREAK = ("logsumexp", "prod", "argmax", "argmin", "all", "any")
 
 
-@rule(*(getattr(torch, name) for name in _KEEP + _BREAK), *_KEEP, *_BREAK)
+@rule(*(getattr(torch, name) for name in _KEEP + _TWICE + _BREAK), *_KEEP, *_BREAK)
 def reduce(op: Op) -> Any:
     flow = op.flow()
     name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
@@ -29,7 +30,9 @@ def reduce(op: Op) -> Any:
     keep = isinstance(_first(op.out), torch.Tensor) and _first(op.out).ndim == flow.ids.ndim
     if not keep:
         ids = ids.reshape([size for axis, size in enumerate(ids.shape) if axis not in axes])
-    answer = Flow(ids, clean=name in _KEEP, scaler=flow.scaler)
+    answer = Flow(ids, clean=name not in _BREAK, scaler=flow.scaler)
+    if name in _TWICE:
+        return answer, answer
     if isinstance(op.out, (tuple, list)):  # values and indices
         return answer, Flow(ids, clean=False)
     return answer
