@@ -29,7 +29,12 @@ lint: $(STAMP)  ## Run ruff and mypy
 test: lint  ## Run ruff, mypy and the test suite
 	$(BIN)/python -m pytest --timeout 600 -n auto
 
-zoo: $(STAMP)  ## Run over the model zoos (long)
+$(VENV)/.zoo: $(STAMP)
+	$(PIP) transformers
+	$(PIP) --no-deps timm
+	touch $@
+
+zoo: $(VENV)/.zoo  ## Run over the model zoos (long)
 	$(BIN)/python benchmarks/zoo.py
 
 fuzz: $(STAMP)  ## Run the randomized tests (long)

@@ -1,6 +1,6 @@
 """Trace, check and inspect every model of the zoos; see zoo_models.py for the list.
 
-    python benchmarks/zoo.py [--only PATTERN] [--suite torchvision|pytorchcv|all] [--resume] [--compare-torch-pruning]
+    python benchmarks/zoo.py [--only PATTERN] [--suite SUITE] [--resume] [--compare-torch-pruning]
 
 Every parameter and buffer is randomised and everything runs in float64, so that a traced graph that computes what the
 model computes is no coincidence. Records go to a .jsonl file one by one; --resume skips the models that it holds.

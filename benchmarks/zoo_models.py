@@ -262,7 +262,62 @@ def _pytorchcv() -> Iterator[Model]:
             yield Model("pytorchcv", family, name, image(32 if "cifar" in family else _SIZES.get(family, 224)))
 
 
-MODELS: tuple[Model, ...] = (*_torchvision(), *_pytorchcv())
+# -------------------------------------------------------------------------------------------------------------- timm
+
+# The smallest model of each module of timm.models with more than a patch embedding's convolutions, by its class; the
+# family is the module's name. 128x128 unless listed below.
+_TIMM = """
+byobnet:test_byobnet byoanet:halonet_h1 coat:coat_tiny convmixer:convmixer_768_32 convnext:test_convnext
+cpubone:cpubone_nano crossvit:crossvit_9_dagger_240 csatv2:csatv2 cspnet:cs3darknet_focus_s davit:davit_tiny
+densenet:densenet121 dla:dla46x_c dpn:dpn48b edgenext:edgenext_xx_small efficientformer:efficientformer_l1
+efficientformer_v2:efficientformerv2_s0 efficientnet:test_efficientnet efficientvim:efficientvim_m1
+efficientvit_mit:efficientvit_b0 efficientvit_mit:efficientvit_l1 efficientvit_msra:efficientvit_m0
+fasternet:fasternet_t0 fastvit:fastvit_t8 focalnet:focalnet_tiny_srf gcvit:gcvit_xxtiny ghostnet:ghostnet_050
+hardcorenas:hardcorenas_b hgnet:hgnetv2_b0 hrnet:hrnet_w18_small iformer:iformer_t inception_next:inception_next_atto
+inception_resnet_v2:inception_resnet_v2 inception_v3:inception_v3 inception_v4:inception_v4 lcnetv2:lcnetv2_small
+levit:levit_128s levit:levit_256d lowformer:lowformer_b0 mambaout:test_mambaout maxxvit:maxvit_pico_rw_256
+metaformer:poolformerv2_s12 mobilenetv3:mobilenetv3_small_050 mobilenetv5:mobilenetv5_base mobilevit:mobilevit_xxs
+mvitv2:mvitv2_tiny nasnet:nasnetalarge nextvit:nextvit_small nfnet:test_nfnet pnasnet:pnasnet5large pvt_v2:pvt_v2_b0
+rdnet:rdnet_tiny regnet:regnetx_002 repghost:repghostnet_050 repvit:repvit_m1 res2net:res2next50 resnest:resnest14d
+resnet:test_resnet resnetv2:resnetv2_18 rexnet:rexnet_100 selecsls:selecsls42 senet:legacy_seresnet18
+sequencer:sequencer2d_s shvit:shvit_s1 sknet:skresnet18 starnet:starnet_s050 swiftformer:swiftformer_xs
+tiny_vit:tiny_vit_5m_224 tresnet:tresnet_m twins:twins_svt_small vgg:vgg11 visformer:visformer_tiny
+vision_transformer_hybrid:vit_small_r26_s32_224 vitamin:vitamin_small_224 volo:volo_d1_224
+vovnet:ese_vovnet19b_slim_dw xception:legacy_xception xception_aligned:xception41p xcit:xcit_nano_12_p8_224
+"""
+_FIXED = {  # these take one size only
+    "coat": 224, "efficientformer": 224, "efficientformer_v2": 224, "efficientvit_msra": 224, "gcvit": 224,
+    "levit": 224, "mvitv2": 224, "sequencer": 224, "swiftformer": 224, "twins": 224, "visformer": 224,
+    "vision_transformer_hybrid": 224, "vitamin": 224, "volo": 224, "xcit": 224, "crossvit": 240, "byoanet": 256,
+    "maxxvit": 256,
+}  # fmt: skip
+
+
+def _timm() -> Iterator[Model]:
+    for entry in _TIMM.split():
+        family, name = entry.split(":")
+        yield Model("timm", family, name, image(_FIXED.get(family, 128)))
+
+
+# ------------------------------------------------------------------------------------------------------ transformers
+
+_TRANSFORMERS = """
+ResNetForImageClassification RegNetForImageClassification MobileNetV1ForImageClassification
+MobileNetV2ForImageClassification MobileNetV2ForSemanticSegmentation EfficientNetForImageClassification
+BitForImageClassification ConvNextForImageClassification ConvNextV2ForImageClassification
+SegformerForSemanticSegmentation PoolFormerForImageClassification MobileViTForImageClassification
+MobileViTForSemanticSegmentation MobileViTV2ForImageClassification CvtForImageClassification
+FocalNetForImageClassification TextNetForImageClassification HGNetV2ForImageClassification
+SwiftFormerForImageClassification UperNetForSemanticSegmentation GLPNForDepthEstimation
+"""
+
+
+def _transformers() -> Iterator[Model]:
+    for name in _TRANSFORMERS.split():
+        yield Model("transformers", name.partition("For")[0], name, image(128))
+
+
+MODELS: tuple[Model, ...] = (*_torchvision(), *_pytorchcv(), *_timm(), *_transformers())
 
 
 def families_of_pytorchcv() -> dict[str, list[str]]:
