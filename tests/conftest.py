@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from torchvision_ops import declare_torchvision_ops
 
 declare_torchvision_ops()
-torch.set_num_threads(1)  # nets this small only get slower with more
+torch.set_num_threads(1)  # nets this small only get slower with more, and much slower beside another process
+os.environ["OMP_NUM_THREADS"] = "1"  # of the commands that tests start
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -24,7 +24,7 @@ def reduce(op: Op) -> Any:
     if name in ("max", "min") and other is not None:  # torch.max(x, y) is an elementwise maximum
         return Flow(op.table.any(flow.ids, other.ids))
     axes = reduced_axes(op, flow.ids.ndim)
-    ids = flow.ids
+    ids = _without_positions(op.table, flow.ids, axes)
     for axis in axes:
         ids = any_over(op.table, ids, axis)
     keep = isinstance(_first(op.out), torch.Tensor) and _first(op.out).ndim == flow.ids.ndim
@@ -43,6 +43,15 @@ def reduced_axes(op: Op, rank: int) -> list[int]:
     dims = op.get("dim", 2 if name == "norm" else 1)
     axes = list(range(rank)) if dims is None else [dims] if isinstance(dims, int) else list(dims)
     return [int(axis) % rank for axis in axes] if rank else []
+
+
+def _without_positions(table: IdTable, ids: Ids, axes: list[int]) -> Ids:
+    """Tokens beside a class token have ids of two kinds: without their channels nothing is left to tell them apart by,
+    and a mask with an entry per token would fit one size of pictures only."""
+    if sum(size > 1 for size in ids.shape) < 2:
+        return ids
+    collapsed = table.collapse(ids)
+    return collapsed if any(collapsed.shape[axis] > 1 for axis in axes) else ids
 
 
 def any_over(table: IdTable, ids: Ids, axis: int) -> Ids:
