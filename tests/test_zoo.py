@@ -11,7 +11,7 @@ pytest.importorskip("torchvision")
 pytest.importorskip("pytorchcv")
 from dataclasses import replace
 
-import zoo
+import zoo_check
 from zoo_models import MODELS, Model, families_of_pytorchcv, image
 
 BY_KEY = {entry.key: entry for entry in MODELS}
@@ -29,9 +29,9 @@ FAST = {
 
 
 def assert_equal(entry: Model) -> None:
-    record = zoo.check(entry)
+    record = zoo_check.check(entry)
     assert record["status"] == "ok", f"{record['status']}: {record['reason']}"
-    assert record["difference"] <= zoo.TOLERANCE and record["difference_other_batch"] <= zoo.TOLERANCE
+    assert record["difference"] <= zoo_check.TOLERANCE and record["difference_other_batch"] <= zoo_check.TOLERANCE
     # Nothing is counted twice or left out: what fxprune counts is what the model's convolutions write.
     if "volume" in record:
         assert 0 <= record["prunable"] <= 1
@@ -54,10 +54,10 @@ def test_every_pytorchcv_family_is_in_the_list() -> None:
 def test_a_wrong_graph_is_noticed() -> None:
     right, wrong = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.float64)
     wrong[0, 0] += 1e-6
-    assert zoo.difference([right], [right]) == 0
-    assert zoo.difference({"out": right}, {"out": wrong}) > zoo.TOLERANCE
-    assert zoo.difference(right, right[:1]) == float("inf")
-    assert zoo.difference(right, right * float("nan")) == float("inf")
+    assert zoo_check.difference([right], [right]) == 0
+    assert zoo_check.difference({"out": right}, {"out": wrong}) > zoo_check.TOLERANCE
+    assert zoo_check.difference(right, right[:1]) == float("inf")
+    assert zoo_check.difference(right, right * float("nan")) == float("inf")
 
 
 @pytest.mark.zoo
