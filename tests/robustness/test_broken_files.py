@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import pickle
 import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.utils.data import TensorDataset
 
 import fxprune
@@ -26,64 +21,11 @@ from fxprune.compare import rows as kept
 from fxprune.compare.plan import Entry, Job, Plan
 from fxprune.errors import FxPruneError, RunError
 from fxprune.run import Run
-from fxprune.train.checkpoint import load_run
+from tests.robustness.runs import X, as_folder, as_loop, net, pruned, told
 
 quick = settings(
     max_examples=40, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck)
 )
-X = torch.linspace(-1, 1, 2 * 16).reshape(2, 1, 4, 4)
-DATA = [(X + number / 10, torch.tensor([0, 1])) for number in range(3)]
-
-
-def net() -> nn.Module:
-    torch.manual_seed(1)
-    conv = nn.Conv2d(1, 6, 3, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.Flatten(), nn.Linear(16, 3))
-
-
-def pruned(folder: Path, **changes: Any) -> torch.Tensor:
-    """What the slim net of a run says; one that was cut off goes on."""
-    options: dict[str, Any] = {"budget": 1 / 2, "epochs": (1, 1, 0), "teacher": "train", "progress": False, **changes}
-    made = fxprune.prune(net(), DATA, DATA, run=folder, **options)
-    return made.slim(X).detach()
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``finished``, and ``cut``: a run that was stopped while it was fine-tuned."""
-    from fxprune.train import phase
-
-    root = tmp_path_factory.mktemp("runs")
-    pruned(root / "finished")
-    step, steps = phase.Trainer._step, iter(range(100))
-
-    def interrupted(*args: Any) -> None:
-        if next(steps) == 8:  # three of the teacher, three of pruning, two of fine-tuning
-            raise KeyboardInterrupt
-        step(*args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(phase.Trainer, "_step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pruned(root / "cut", checkpoint_minutes=0)
-    assert load_run(root / "cut" / "checkpoint.pt")["at"]["batch"] == 2
-    return root
-
-
-@pytest.fixture
-def folder(runs: Path, tmp_path: Path) -> Path:
-    shutil.copytree(runs / "cut", tmp_path / "run", symlinks=True)
-    return tmp_path / "run"
-
-
-def told(call: Callable[[], Any], *words: str) -> None:
-    """An error of ours: one sentence, and what to do."""
-    with pytest.raises(FxPruneError) as caught:
-        call()
-    said = caught.value
-    assert said.cause and said.fix and "\n" not in said.cause, str(said)
-    for word in words:
-        assert word in str(said), str(said)
 
 
 # ------------------------------------------------------------ at random
@@ -181,20 +123,6 @@ def test_a_teacher_in_a_file(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------ on purpose
-
-
-def swap(file: Path, other: Path) -> None:
-    shutil.copyfile(other, file)
-
-
-def as_folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-def as_loop(file: Path) -> None:
-    file.unlink()
-    file.symlink_to(file)
 
 
 def forged(**changes: Any) -> Callable[[Path], None]:
@@ -332,147 +260,3 @@ def test_lines_that_are_no_rows(tmp_path: Path, line: bytes) -> None:
     told(lambda: kept.read_failed(file), "line 1: key is missing")
     as_folder(file)
     told(lambda: kept.read(file), "cannot be read: Is a directory")
-
-
-# ------------------------------------------------------------ other people's code
-
-
-class Payload:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.file,)
-
-
-@pytest.mark.parametrize("plain", [False, True], ids=["torch.save", "pickle"])
-def test_a_payload_is_not_run(runs: Path, folder: Path, tmp_path: Path, plain: bool) -> None:
-    harm = tmp_path / "harm"
-
-    def write(file: Path) -> None:
-        if plain:
-            file.write_bytes(pickle.dumps({"weights": Payload(harm)}))
-        else:
-            torch.save({"weights": Payload(harm)}, file)
-
-    shutil.copytree(runs / "finished" / "slim", tmp_path / "slim")
-    write(tmp_path / "slim" / "weights.pt")
-    told(lambda: fxprune.load(tmp_path / "slim"), "weights.pt")
-    write(folder / "checkpoint.pt")
-    told(lambda: pruned(folder), "checkpoint.pt cannot be read")
-    write(tmp_path / "logits.pt")
-    data = TensorDataset(X, torch.tensor([0, 1]))
-    told(lambda: fxprune.CachedTeacher(net(), data, tmp_path / "logits.pt"), "logits.pt cannot be read")
-    assert not harm.exists()
-
-
-def test_source_is_run_only_if_the_folder_is_whole(runs: Path, tmp_path: Path) -> None:
-    """What docs/deploy.md promises: only what fxprune wrote, and nothing of a folder that is damaged."""
-    harm, slim = tmp_path / "harm", tmp_path / "slim"
-    shutil.copytree(runs / "finished" / "slim", slim)
-    text = (slim / "model.py").read_text()
-    attack = f"import pathlib; pathlib.Path({str(harm)!r}).touch()\n"
-    told_of = {
-        attack + text: "was not written by fxprune, so it is not run",
-        text.replace("import torch\n", f"import torch\n{attack}", 1): "it is not what was written",
-        text + attack: "it is not what was written",
-    }
-    for forged, said in told_of.items():
-        (slim / "model.py").write_text(forged)
-        told(lambda: fxprune.load(slim), "model.py", said)
-    mine = text.replace("import torch\n", f"import torch\n{attack}", 1).rstrip().rpartition("\n")[0]
-    (slim / "model.py").write_text(mine)  # changed on purpose
-    weights = (slim / "weights.pt").read_bytes()
-    (slim / "weights.pt").write_bytes(weights[:-100])
-    told(lambda: fxprune.load(slim), "weights.pt is damaged")
-    assert not harm.exists()
-    (slim / "weights.pt").write_bytes(weights)
-    fxprune.load(slim)
-    assert harm.exists()
-
-
-# ------------------------------------------------------------ what the system does not allow
-
-PATHS: dict[str, tuple[Any, str]] = {
-    "a number": (3, "is no path"),
-    "nothing": (None, "is no path"),
-    "bytes": (b"run", "is no path"),
-    "a zero byte": ("a\0b", "is no path"),
-    "a name too long": ("x" * 300, "File name too long"),
-}
-
-
-@pytest.mark.parametrize("case", PATHS)
-def test_what_is_no_path(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    path, said = PATHS[case]
-    slim = fxprune.load(runs / "finished" / "slim")
-    graph = fxprune.export(fxprune.wrap(slim, 1.0, example_inputs=X), verify=False)
-    wrapped = fxprune.wrap(net(), 1 / 2, example_inputs=X)
-    calls: dict[str, Callable[[], Any]] = {
-        "load": lambda: fxprune.load(path),
-        "save": lambda: fxprune.save(graph, path),
-        "Run": lambda: Run(path),
-        "Run.create": lambda: Run.create(path, wrapped),
-        "CachedTeacher": lambda: fxprune.CachedTeacher(net(), TensorDataset(X, torch.tensor([0, 1])), path),
-        "prune": lambda: pruned(path),
-    }
-    for name, call in calls.items():
-        if name != "prune" or path is not None:  # which keeps nothing
-            told(call, said)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def as_somebody() -> Iterator[Path]:
-    """A folder of root's, seen by somebody who is not: what is forbidden to others is forbidden."""
-    if not hasattr(os, "geteuid"):
-        pytest.skip("permissions are those of POSIX")
-    root = Path(tempfile.mkdtemp())
-    root.chmod(0o755)
-    me = os.geteuid()
-    yield root
-    os.seteuid(me) if me == 0 else None
-    for path in root.rglob("*"):
-        path.chmod(0o755)
-    shutil.rmtree(root)
-
-
-def test_what_must_not_be_read_or_written(runs: Path, as_somebody: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(runs / "cut", as_somebody / "run")
-    shutil.copytree(runs / "finished", as_somebody / "finished")
-    shutil.copytree(runs / "finished" / "slim", as_somebody / "closed")
-    for path in as_somebody.rglob("*"):
-        path.chmod(0o755)
-    files = ["run/checkpoint.pt", "run/run.json", "finished/run.json", "finished/slim/model.py", "closed"]
-    for name in files:
-        (as_somebody / name).chmod(0)
-    graph = fxprune.export(fxprune.wrap(net(), 1 / 2, example_inputs=X), verify=False)
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-    else:
-        as_somebody.chmod(0o555)
-    told(lambda: fxprune.load(as_somebody / "closed"), "Permission denied")
-    told(lambda: fxprune.load(as_somebody / "finished" / "slim"), "Permission denied")
-    told(lambda: Run(as_somebody / "finished"), "Permission denied")
-    told(lambda: pruned(as_somebody / "run"), "Permission denied")
-    told(lambda: pruned(as_somebody / "new"), "Permission denied")
-    told(lambda: fxprune.save(graph, as_somebody / "new"), "Permission denied")
-    code = main(["export", str(as_somebody / "finished"), "--source", str(as_somebody / "new")])
-    assert code == 2 and "Permission denied" in capsys.readouterr().err
-
-
-def test_modules_of_a_broken_source_are_forgotten(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "finished" / "slim", tmp_path / "slim")
-    (tmp_path / "slim" / "weights.pt").write_bytes(b"")
-    before = set(sys.modules)
-    told(lambda: fxprune.load(tmp_path / "slim"), "weights.pt is damaged")
-    assert set(sys.modules) == before
-
-
-def test_an_error_is_a_run_error(folder: Path) -> None:
-    (folder / "checkpoint.pt").write_bytes(b"")
-    with pytest.raises(RunError):
-        pruned(folder)
