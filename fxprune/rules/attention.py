@@ -40,6 +40,8 @@ def _attention(op: Op, slim: Slim) -> Piece | None:
         return whole_op(op, slim)
     last, shape = op.out.ndim - 1, op.value(0, "query").shape
     if value.axis is not None and value.axis < last - 1:
+        if op.raw(3, "attn_mask") is not None:  # it may have heads of its own
+            return whole_op(op, slim)
         operands = {node: slim.fetch(node, value.axis, value.along(value.axis, 0)) for node in nodes}
     elif {query.axis, key.axis, value.axis} <= {None, last}:
         common = np.intersect1d(query.along(last, shape[-1]), key.along(last, shape[-1]))
@@ -51,5 +53,4 @@ def _attention(op: Op, slim: Slim) -> Piece | None:
     made = slim.same(op, operands)
     scale = op.get("scale", 6)
     made.kwargs = {**made.kwargs, "scale": 1 / math.sqrt(shape[-1]) if scale is None else scale}
-    made.args = made.args[:6]
     return Piece(made, value.axis, value.positions)
