@@ -61,6 +61,7 @@ class Model:
     extra: tuple[Any, ...] = ()  # arguments after the tensors that are not tensors
     batches: tuple[int, int] = (1, 2)  # the example's batch size, and another one
     makes_floats: bool = False  # forward() makes float32 tensors of its own
+    part: str = ""  # of the model, if not the whole: that of a detector that is not decoding
 
     @property
     def key(self) -> str:
@@ -77,7 +78,7 @@ class Model:
             declare_torchvision_ops()
             made = _BUILDERS[self.suite](self)
         assert isinstance(made, nn.Module)
-        return made
+        return made.get_submodule(self.part)
 
     def example(self, batch: int) -> tuple[Any, ...]:
         return (*(entry.make(batch) for entry in self.inputs), *self.extra)
@@ -130,6 +131,12 @@ def video(frames: int, size: int) -> tuple[Input]:
 
 # ------------------------------------------------------------------------------------------------------- torchvision
 
+_DETECTORS = {
+    "fasterrcnn_resnet50_fpn": 128, "fasterrcnn_mobilenet_v3_large_fpn": 128, "retinanet_resnet50_fpn_v2": 128,
+    "fcos_resnet50_fpn": 128, "maskrcnn_resnet50_fpn_v2": 128, "ssd300_vgg16": 300,
+    "ssdlite320_mobilenet_v3_large": 320,
+}  # fmt: skip
+
 
 def _torchvision() -> Iterator[Model]:
     def add(family: str, names: str, inputs: tuple[Input, ...] | None = None, **kwargs: Any) -> Iterator[Model]:
@@ -163,6 +170,8 @@ def _torchvision() -> Iterator[Model]:
     yield from add("video", "s3d", video(16, 224))
     yield from add("video", "mvit_v1_b mvit_v2_s", video(8, 64))
     yield from add("video", "swin3d_t", video(8, 64))
+    for name, size in _DETECTORS.items():
+        yield Model("torchvision", "detection", name, image(size), {"weights_backbone": None}, part="backbone")
     yield Model("torchvision", "optical_flow", "raft_small", (*image(128), *image(128)), extra=(3,), makes_floats=True)
 
 

@@ -95,5 +95,17 @@ def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Ex
     return TraceError(
         f"the model's forward cannot be traced: {one_line(error)}",
         where=error_line(error),
-        fix="move the offending lines into a submodule: what cannot be traced is then kept as a leaf",
+        fix="move the offending lines into a submodule: what cannot be traced is then kept as a leaf" + _part(model),
     )
+
+
+def _part(model: nn.Module) -> str:
+    """The submodule with most of the convolutions: a detector's backbone, whose decoding cannot be traced."""
+    weights = {
+        name: sum(conv.weight.numel() for conv in child.modules() if isinstance(conv, nn.modules.conv._ConvNd))
+        for name, child in model.named_children()
+    }
+    name = max(weights, key=lambda name: weights[name], default="")
+    if len(weights) < 2 or not weights[name]:
+        return ""
+    return f"; or wrap the part with the convolutions alone: model.{name} = fxprune.wrap(model.{name}, ...)"

@@ -154,7 +154,7 @@ def _replaced(tracer: Tracer, owner: ShapeProxy, moved: Moved, made: Any) -> Any
 
 def _filled(tracer: Tracer, part: Any, item: Any) -> Any:
     """What is written to this part: a number or a tensor, spread over it."""
-    if not isinstance(item, fx.Proxy):
+    if type(item) is not ShapeProxy or not isinstance(item.value, torch.Tensor):
         return tracer.create_proxy("call_function", torch.full_like, (part, item), {})
     same = item.value.dtype == part.value.dtype
     return (item if same else item.to(part.value.dtype)).expand_as(part)

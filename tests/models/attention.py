@@ -240,6 +240,23 @@ class fused_attention(nn.Module):
         return self.head(x + self.last(y.transpose(1, 2).reshape(b, 5, h, w)))
 
 
+@net(others=((1, 3, 8, 10), (3, 3, 8, 10)))
+class masked_heads(nn.Module):
+    """Attention with a mask per head, as positions make one: a dead head must not shift the others' masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.qkv, self.out, self.head = cbr(3, 8), nn.Conv2d(8, 24, 1), cb(8, 8, 1), nn.Conv2d(8, 4, 1)
+        self.mask = nn.Parameter(torch.zeros(1, 2, 80, 80))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        b, c, h, w = x.shape
+        q, k, v = self.qkv(x).reshape(b, 3, 2, c // 2, h * w).transpose(-1, -2).unbind(1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        return self.head(x + self.out(y.transpose(-1, -2).reshape(b, c, h, w)))
+
+
 @net(frozen=True)
 class einsum(nn.Module):
     def __init__(self) -> None:

@@ -68,7 +68,13 @@ def larger_of(net: Net, x: torch.Tensor) -> torch.Tensor:
     return F.interpolate(net.conv(x), size=max(x.shape[2], 4))
 
 
-@pytest.mark.parametrize("forward", [unpacked, iterated, split, length, rounded, factory, larger_of])
+def filled(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """As anchor generators do."""
+    stride = torch.empty((), dtype=x.dtype, device=x.device).fill_(x.shape[2] // 4)
+    return net.conv(x) * stride
+
+
+@pytest.mark.parametrize("forward", [unpacked, iterated, split, length, rounded, factory, larger_of, filled])
 def test_sizes_that_are_passed_on_stay_symbolic(forward: Any) -> None:
     model, graph, _ = traced(forward, X)
     for x in (X, LARGER):
@@ -195,6 +201,23 @@ def test_a_root_that_cannot_be_traced_is_an_error_with_its_line() -> None:
     with pytest.raises(TraceError, match="depends on the input") as caught:
         trace(Undecided(), X)
     assert "test_tracing.py" in str(caught.value)
+
+
+class Detector(nn.Module):
+    """Its own forward decodes what the convolutions found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.score = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), nn.Conv2d(8, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> list[float]:
+        return sorted(self.score(self.backbone(x)).flatten().tolist())[:3]
+
+
+def test_a_root_that_cannot_be_traced_names_the_part_to_wrap_instead() -> None:
+    with pytest.raises(TraceError, match="tolist.. of a tensor that depends on the input") as caught:
+        trace(Detector().double(), X)
+    assert "model.backbone = fxprune.wrap(model.backbone, ...)" in str(caught.value)
 
 
 def test_an_input_that_the_model_rejects_is_told_apart() -> None:
