@@ -215,7 +215,7 @@ class Detector(nn.Module):
 
 
 def test_a_root_that_cannot_be_traced_names_the_part_to_wrap_instead() -> None:
-    with pytest.raises(TraceError, match="tolist.. of a tensor that depends on the input") as caught:
+    with pytest.raises(TraceError, match="of a tensor that depends on the input") as caught:
         trace(Detector().double(), X)
     assert "model.backbone = fxprune.wrap(model.backbone, ...)" in str(caught.value)
 
