@@ -57,18 +57,23 @@ def widths(net: nn.Module) -> dict[str, int]:
 def latency(slim: nn.Module, full: nn.Module, inputs: Inputs) -> dict[str, float]:
     """Batch size -> time of the slim net over that of the full one: the median over pairs that run in turns."""
     found = {}
-    device = next((p.device for p in slim.parameters()), torch.device("cpu"))
     for size in BATCHES:
-        args, kwargs = noise(*inputs, size, device, torch.float32)
         try:
-            with torch.inference_mode():
-                for net in (slim.eval(), full.eval()):  # the first call is never like the others
-                    _timed(net, args, kwargs, device)
-                ratios = [_timed(slim, args, kwargs, device) / _timed(full, args, kwargs, device) for _ in range(PAIRS)]
+            pairs = seconds(slim, full, inputs, size)
         except (RuntimeError, TypeError, ValueError):  # the net takes the batch size of its example only
             continue
-        found[str(size)] = round(statistics.median(ratios), 4)
+        found[str(size)] = round(statistics.median(one / other for one, other in pairs), 4)
     return found
+
+
+def seconds(slim: nn.Module, full: nn.Module, inputs: Inputs, size: int) -> list[tuple[float, float]]:
+    """Of both nets in turns, so that whatever else the machine does falls on both alike."""
+    device = next((p.device for p in slim.parameters()), torch.device("cpu"))
+    args, kwargs = noise(*inputs, size, device, torch.float32)
+    with torch.inference_mode():
+        for net in (slim.eval(), full.eval()):  # the first call is never like the others
+            _timed(net, args, kwargs, device)
+        return [(_timed(slim, args, kwargs, device), _timed(full, args, kwargs, device)) for _ in range(PAIRS)]
 
 
 def _timed(net: nn.Module, args: Any, kwargs: Any, device: torch.device) -> float:
