@@ -96,7 +96,7 @@ def _measured(made: Pruned, full: nn.Module, found: Run) -> dict[str, Any]:
     for size in BATCHES:
         pairs = seconds(made.slim, full, found.example(), size)
         slim_ms, full_ms = (1000 * statistics.median(taken) for taken in zip(*pairs, strict=True))
-        ratio = statistics.median(slim / full for slim, full in pairs)  # of neighbours: the machine may be busy
+        ratio = statistics.median(one / other for one, other in pairs)  # of neighbours: the machine may be busy
         times[str(size)] = [round(full_ms, 4), round(slim_ms, 4), round(ratio, 4)]
     return {
         "accuracy": [made.before, made.after],
