@@ -23,11 +23,12 @@ from fxprune.passes.analysis import analyse, check_data, check_finite, check_mod
 from fxprune.passes.fuse import fuse_batch_norms
 from fxprune.passes.verify import comparing, in_float64
 from fxprune.passes.verify import verify as verify_slim
+from fxprune.slimming import compile_wrapped, present_ids
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.loop import Pruned, Tools, run_all
 from fxprune.train.search import with_strength
 from fxprune.train.settings import MakeOptimizer, Settings, adam, three
-from fxprune.wrapped import Wrapped, compile_wrapped, present_ids
+from fxprune.wrapped import Wrapped
 
 
 def wrap(
@@ -44,7 +45,8 @@ def wrap(
     """A copy of ``model`` with a gate on every prunable channel; the model itself is not touched.
 
     ``budget`` is a fraction of the full cost in (0, 1] (``"1/8"`` and ``"12.5%"`` are fine, too), or several:
-    ``{"volume": 1/8, "flops": 1/20}``; ``metric`` is ``"volume"``, ``"flops"`` or ``"params"``. Gates start fully open.
+    ``{"volume": 1/8, "flops": 1/20}``; ``metric`` is ``"volume"``, ``"flops"``, ``"params"`` or ``"latency"``
+    (of the example's batch, measured on this machine, which takes some seconds the first time). Gates start fully open.
     ``ignore`` names convolutions (shell patterns) that get none; they still go where nobody reads them any more.
     Without ``example_inputs`` the areas of the feature maps are read off the first forward pass. While training, gates
     are drawn per ``"batch"`` or per ``"sample"`` (``noise``), and the budget slides to its target along a

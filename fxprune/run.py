@@ -57,7 +57,7 @@ class Run:
             self.model = str(self._facts["model"])
             self.full_cost = Cost(**self._facts["full_cost"])
             self.target = Target.of(dict(self._facts["budget"]), "volume")
-            whole = [*vars(self.full_cost).values(), *(self.cost or {}).values()]
+            whole = [*self.full_cost.as_dict().values(), *(self.cost or {}).values()]
             if list(map(type, self._inputs)) != [tuple, dict]:
                 raise ValueError("inputs that are none")
             if not all(type(number) is int and number >= 0 for number in whole):

@@ -7,7 +7,6 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,12 @@ from fxprune.errors import OptionError, check_choice
 from fxprune.ids import OPEN
 from fxprune.layers import LAWS, GateBank, Gates, Gaussian, gated_norm
 from fxprune.passes.analysis import Analysis, analyse, numbers
-from fxprune.passes.auto import faster_joins
-from fxprune.passes.choose import check_reachable, choose
-from fxprune.passes.compile import compile_slim
-from fxprune.passes.dense import Bools, regular_blocks, revived
+from fxprune.passes.choose import Bools, check_reachable, choose
 from fxprune.passes.insert import BANK, find_sites, insert
 from fxprune.passes.names import check_names, keep_passing, keep_unread
+from fxprune.timing import asks_for_latency, in_time, measure_latency
 from fxprune.tracing import real_root
-from fxprune.tracing.copies import copy_modes, copy_module, evaluating, share_tensors
+from fxprune.tracing.copies import copy_modes, copy_module, share_tensors
 
 PRESSURE = "fxprune_budget"
 OWN = "fxprune_"  # what a wrapped net has beyond the original starts like this
@@ -77,6 +74,8 @@ class Wrapped(fx.GraphModule):
 
         self.register_load_state_dict_pre_hook(_keep_own)  # type: ignore[no-untyped-call]
         copy_modes(model, self)
+        if asks_for_latency(target) and analysis.costs.latency is None:
+            measure_latency(self)
 
     _fxprune_wrapped: bool
     _first_forward: Any
@@ -206,11 +205,17 @@ class Wrapped(fx.GraphModule):
         keeps as many gates open, all of a layer that has fewer. Among equal scores every layer is cut alike.
         ``budget`` (metric -> fraction) is another one than the network was wrapped with, for pruning in rounds.
         """
-        opened = choose(
-            self.analysis, self.target if budget is None else Target.of(budget, "volume"), self._scores(scores),
-            self._opened(), fill=fill, multiple_of=multiple_of, minimum=minimum or {},
-        )  # fmt: skip
-        self._harden(opened)
+        target = self.target if budget is None else Target.of(budget, "volume")
+        if asks_for_latency(target) and self.analysis.costs.latency is None:
+            measure_latency(self)
+
+        def chosen(target: Target) -> Bools:
+            return choose(
+                self.analysis, target, self._scores(scores), self._opened(), fill=fill, multiple_of=multiple_of,
+                minimum=minimum or {},
+            )  # fmt: skip
+
+        self._harden(in_time(self, target, chosen) if asks_for_latency(target) else chosen(target))
         return self
 
     @property
@@ -326,40 +331,6 @@ class Wrapped(fx.GraphModule):
         return _rebuild, (
             self.unwrap(), args, kwargs, self.target, self._options(), self.state_dict(), self._beside()
         )  # fmt: skip
-
-
-def present_ids(wrapped: Wrapped, connectivity: str) -> Bools:
-    """The channels that the slim net computes."""
-    analysis, mask = wrapped.analysis, torch.from_numpy(wrapped.masks()).double()
-    present: Bools = analysis.costs.physical(mask).numpy() > 0
-    if connectivity == "dense":
-        return regular_blocks(analysis.channels, present)
-    if connectivity == "auto":
-        return faster_joins(analysis.channels, present, lambda present: compile_wrapped(wrapped, present)[0])
-    return present
-
-
-def compile_wrapped(wrapped: Wrapped, present: Bools) -> tuple[fx.GraphModule, SimpleNamespace]:
-    """The slim module of a hardened network and what there is to say about it."""
-    analysis, values, model = wrapped.analysis, wrapped.gate_values(), wrapped._original
-    with evaluating(model):
-        slim, joins = compile_slim(
-            analysis.channels, model, present, values, in_place=wrapped._in_place,
-            dead=revived(analysis, present, torch.from_numpy(wrapped.masks()), values),
-        )  # fmt: skip
-    copy_modes(wrapped, slim)
-    kept = {layer.name for layer in analysis.layers if any(present[call.ids].any() for call in layer.calls)}
-    report = SimpleNamespace(
-        before=analysis.full_cost.as_dict(),
-        after=analysis.costs.of_present(present).as_dict(),
-        removed=tuple(layer.name for layer in analysis.layers if layer.name not in kept),
-        widths={layer.name: int(present[layer.calls[0].ids].sum()) for layer in analysis.layers},
-        joins=joins,
-        error=None,
-        batches=[],
-        fused=0,
-    )
-    return slim, report
 
 
 def _rebuild(

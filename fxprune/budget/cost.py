@@ -6,24 +6,27 @@ The same formula serves the exact count (every id 0 or 1) and the differentiable
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from fxprune.budget.exact import Bools, Counter, Logic
+from fxprune.budget.latency import Latency
 from fxprune.core import Channels, Mixer
 from fxprune.ids import IdTable
 
-METRICS = ("volume", "flops", "params")
+METRICS = ("volume", "flops", "params")  # that are counted
+LATENCY = "latency"  # is measured
 
 
 @dataclass(frozen=True)
 class Cost:
     """Costs per sample. ``volume``, ``flops`` (2 x multiply-adds) and ``params`` count convolutions;
     ``network_flops`` adds linear layers, ``network_params`` everything that has parameters; of a pruned network an
-    estimate, which loose parameters and norms over several channels put wrong.
+    estimate, which loose parameters and norms over several channels put wrong. ``latency`` is the time in nanoseconds
+    of the example's batch on this machine, by a model of it, where a budget asks for that; else None.
 
     >>> Cost(volume=1024, flops=2048, params=12, network_flops=2048, network_params=12).volume
     1024
@@ -34,12 +37,13 @@ class Cost:
     params: Any
     network_flops: Any
     network_params: Any
+    latency: Any = None
 
     def __getitem__(self, metric: str) -> Any:
         return getattr(self, metric)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class CostModel:
@@ -47,6 +51,7 @@ class CostModel:
 
     def __init__(self, channels: Channels, fixed_params: int) -> None:
         self.table: IdTable = channels.table
+        self.latency: Latency | None = None  # once it has been measured
         leaves = channels.trace.leaves  # counted, never pruned
         self.fixed = tuple(sum(getattr(leaf, metric) for leaf in leaves) for metric in METRICS)
         self.fixed_params = fixed_params - self.fixed[2]
@@ -106,7 +111,8 @@ class CostModel:
                 other_params = other_params + size
         for count, ids in self.affines:
             other_params = other_params + count * _union([present[i] for i in ids]).sum()
-        return Cost(volume, flops, params, flops + other_flops, params + other_params + self.fixed_params)
+        time = None if self.latency is None else self.latency.expected(present)
+        return Cost(volume, flops, params, flops + other_flops, params + other_params + self.fixed_params, time)
 
     def exact(self, opened: Bools) -> Cost:
         """Whole numbers for a mask over the gate variables; an array of them for many masks (variables x masks)."""
@@ -114,9 +120,12 @@ class CostModel:
 
     def of_present(self, present: Bools, many: bool = False) -> Cost:
         """Whole numbers for exactly these ids."""
-        volume, flops, params, *other = self.counter.count(present if many else present.reshape(-1, 1))
+        present = present if many else present.reshape(-1, 1)
+        volume, flops, params, *other = self.counter.count(present)
         volume, flops, params = volume + self.fixed[0], flops + self.fixed[1], params + self.fixed[2]
-        counts = (volume, flops, params, flops + other[0], params + other[1] + self.fixed_params)
+        counts = [volume, flops, params, flops + other[0], params + other[1] + self.fixed_params]
+        if self.latency is not None:
+            counts.append(np.ceil(self.latency.exact(present)).astype(np.int64))
         return Cost(*(counts if many else (int(count[0]) for count in counts)))
 
 

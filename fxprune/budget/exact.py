@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fxprune.core import Channels, Mixer
 from fxprune.ids import ONE, OPEN, ZERO, Ids, IdTable, Mix
@@ -156,11 +157,11 @@ class Counter:
         self.size = channels.table.size
         rows = [self._union([call.ids for call in calls]) for calls in layers.values()]
         columns = [self._union([call.inputs for call in calls]) for calls in layers.values()]
-        self.rows = _Segments([group for ids in rows for group in ids])
-        self.columns = _Segments([group for ids in columns for group in ids])
+        self.rows = Segments([group for ids in rows for group in ids])
+        self.columns = Segments([group for ids in columns for group in ids])
         self.groups = np.cumsum([0] + [len(ids) for ids in rows])[:-1]
         self.grouped = len(self.groups) < len(self.rows.starts)
-        self.affines = _Segments([self._union(ids)[0] for ids in affines.values()])
+        self.affines = Segments([self._union(ids)[0] for ids in affines.values()])
         counts = {affine.name: affine.count for affine in channels.affines}
         self.affine = np.array([counts[name] for name in affines], dtype=np.int64)
         first = [calls[0] for calls in layers.values()]
@@ -212,7 +213,7 @@ class Counter:
         return area, sites
 
 
-class _Segments:
+class Segments:
     """Many lists of ids, counted at once."""
 
     def __init__(self, lists: Sequence[Ids]) -> None:
@@ -225,6 +226,12 @@ class _Segments:
             return np.zeros((0, present.shape[1]), dtype=np.int64)
         # The sum converts as it goes, which is several times faster to 32 bits than to 64.
         return np.add.reduceat(present.take(self.index, 0), self.starts, axis=0, dtype=np.int32).astype(np.int64)
+
+    def expected(self, present: torch.Tensor) -> torch.Tensor:
+        """How many of each list, where ids are there with some probability."""
+        sizes = np.diff(np.append(self.starts, self.index.size))
+        owners = torch.from_numpy(np.repeat(np.arange(sizes.size), sizes))
+        return present.new_zeros(sizes.size).index_add(0, owners, present[torch.from_numpy(self.index)])
 
 
 def _concatenated(lists: Iterable[Ids]) -> Ids:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fxprune.budget.cost import METRICS, Cost
+from fxprune.budget.cost import LATENCY, METRICS, Cost
 from fxprune.errors import OptionError
 
 Share = float | Fraction | str
@@ -54,8 +54,8 @@ class Target:
         asked = dict(budget) if isinstance(budget, Mapping) else {metric: budget}
         limits = []
         for name, fraction in asked.items():
-            if name not in METRICS:
-                raise OptionError(f"metric {name!r} is unknown", fix=f"use one of {', '.join(METRICS)}")
+            if name not in (*METRICS, LATENCY):
+                raise OptionError(f"metric {name!r} is unknown", fix=f"use one of {', '.join((*METRICS, LATENCY))}")
             try:
                 limits.append((name, as_share(fraction)))
                 if not 0 < limits[-1][1] <= 1:

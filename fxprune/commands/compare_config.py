@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fxprune.api import prune
-from fxprune.budget.cost import METRICS
+from fxprune.budget.cost import LATENCY, METRICS
 from fxprune.budget.schedule import SCHEDULES
 from fxprune.commands import config as prune_config
 from fxprune.commands import parts
@@ -143,7 +143,7 @@ def _entry(found: Table, name: str, table: Table, where: str) -> Entry:
 
 def _check_values(settings: Table, where: str) -> None:
     """What would only show when the teachers are trained."""
-    choices = {"metric": METRICS, "noise": NOISES, "schedule": SCHEDULES, "teacher": ("self", "none")}
+    choices = {"metric": (*METRICS, LATENCY), "noise": NOISES, "schedule": SCHEDULES, "teacher": ("self", "none")}
     for key, known in choices.items():
         check_choice(f"{where} {key}", settings[key], known)
     settings["epochs"] = _whole(settings["epochs"], 3, f"{where} epochs", "[80, 40, 10]")

@@ -54,10 +54,10 @@ def widths(net: nn.Module) -> dict[str, int]:
     return {name: int(part.out_channels) for name, part in net.named_modules() if isinstance(part, _CONVOLUTIONS)}
 
 
-def latency(slim: nn.Module, full: nn.Module, inputs: Inputs) -> dict[str, float]:
+def latency(slim: nn.Module, full: nn.Module, inputs: Inputs, more: tuple[int, ...] = ()) -> dict[str, float]:
     """Batch size -> time of the slim net over that of the full one: the median over pairs that run in turns."""
     found = {}
-    for size in BATCHES:
+    for size in sorted({*BATCHES, *more}):
         try:
             pairs = seconds(slim, full, inputs, size)
         except (RuntimeError, TypeError, ValueError):  # the net takes the batch size of its example only

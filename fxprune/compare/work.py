@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import shutil
 import time
@@ -17,12 +18,14 @@ from rich.console import Console
 from torch import nn
 
 from fxprune.api import prune
+from fxprune.budget.cost import LATENCY
 from fxprune.compare import measure
 from fxprune.compare.plan import TEACHER, Entry, Job, Plan
 from fxprune.compare.rows import Row
 from fxprune.emit.files import write_atomically
 from fxprune.emit.tensors import load_tensors, one_line
 from fxprune.errors import DataError, RunError, TargetError
+from fxprune.passes.verify import batch_size
 from fxprune.run import FACTS
 from fxprune.train import checkpoint
 from fxprune.train.data import Batches, example_of
@@ -139,6 +142,9 @@ class _Worker:
         scores = self._scores(slim, loaders)
         before, after = measure.cost(full.cpu(), inputs), measure.cost(slim.cpu(), inputs)
         kept, wide = measure.widths(slim), measure.widths(full)
+        timed = (batch_size(*inputs),) if entry.metric == LATENCY else ()  # the batch that the budget is about
+        latency = measure.latency(slim.to(place), full.to(place), inputs, timed)
+        share = latency.get(str(timed[0]), math.inf) if timed else after[entry.metric] / before[entry.metric]
         row = {
             **self._row(),
             "method" if entry.method else "tool": entry.what,
@@ -149,13 +155,13 @@ class _Worker:
             **scores,
             "cost": after,
             "full": before,
-            "used": round(after[entry.metric] / (self.job.share * before[entry.metric]), 6),
+            "used": round(share / self.job.share, 6),
             "factor": {name: round(before[name] / after[name], 4) if after[name] else None for name in before},
             "widths": {name: kept.get(name, 0) for name in wide} | kept,
             "full_widths": wide,
             "regular": report.get("regular"),
             "reached": report.get("reached"),
-            "latency": measure.latency(slim.to(place), full.to(place), inputs),
+            "latency": latency,
             "seconds": round(seconds, 1),
         }
         if entry.tool:

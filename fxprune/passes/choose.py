@@ -134,7 +134,10 @@ class _Search:
         for mixer in self.analysis.channels.mixers:
             if mixer.is_conv:
                 weights = mixer.kernel * max(int((mixer.inputs[0] == ONE).sum()), 1)  # reads one channel, or the image
-                row = {"volume": mixer.area, "flops": 2 * weights * mixer.sites, "params": weights + mixer.bias}
+                flops = 2 * weights * mixer.sites
+                row = {"volume": mixer.area, "flops": flops, "params": weights + mixer.bias}
+                if full.latency is not None:
+                    row["latency"] = flops * full.latency / max(full.flops, 1)
                 share = max(row[name] / (part * max(full[name], 1)) for name, part in self.target.limits)
                 rows[mixer.ids] = share * (mixer.ids.shape[1] if mixer.groups > 1 else 1)  # groups live as a whole
         kept = self.analysis.keep_cheap(opened, rows)

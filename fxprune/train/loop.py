@@ -19,6 +19,7 @@ from fxprune.emit.files import reason, write_atomically
 from fxprune.errors import OptionError, RunError
 from fxprune.methods import Method, make_method
 from fxprune.run import Run
+from fxprune.slimming import present_ids
 from fxprune.tracing.copies import copy_module
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.checkpoint import FILE, unfit
@@ -34,7 +35,7 @@ from fxprune.train.settings import Settings
 from fxprune.train.statistics import reestimate
 from fxprune.train.stop import Stop
 from fxprune.train.teaching import Teaching
-from fxprune.wrapped import Wrapped, present_ids
+from fxprune.wrapped import Wrapped
 
 REPORT, SCHEMA = "report.json", "fxprune.prune/1"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

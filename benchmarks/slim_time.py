@@ -1,0 +1,224 @@
+"""How fast a slim net is: beside the unpruned net, its own limit, the paper's block, regular blocks, Torch-Pruning.
+
+    python benchmarks/slim_time.py [--nets resnet18 ...] [--volumes 1/2 ...] [--compile] [--rounds 50] [--threads N]
+
+Channels are chosen at random on budget, so that every block writes to other channels of its stream: the hardest case
+for joins. All nets take turns; what is written down are medians over the rounds of the time of the slim net over that
+of another one in the same round, with the 95 % interval of the median. Compare ratios, not seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from algorithm2 import algorithm2
+from limit import limit
+from timing import circumstances
+from torch_pruning_tool import cost, pruner
+from torchvision_ops import declare_torchvision_ops
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import fxprune
+
+RESULT = Path(__file__).parent / "results" / "slim_time"
+SIZES = {"resnet18": 128, "resnet50": 128, "wrn16_4": 32}
+OTHERS = {
+    "ideal": "its own layers on tensors that are there already, and one add per join",
+    "full": "the unpruned net",
+    "algorithm2": "the paper's block: gather, full width of zeros, indexed add",
+    "dense": 'regular blocks, connectivity="dense"',
+    "torch_pruning": "Torch-Pruning's net of the same volume, local magnitude",
+}
+Net = Callable[[torch.Tensor], Any]
+Row = dict[str, Any]
+
+
+def build(name: str) -> nn.Module:
+    declare_torchvision_ops()
+    torch.manual_seed(0)
+    if name == "wrn16_4":
+        from models import wrn
+
+        return wrn(16, 4).eval()
+    import torchvision
+
+    model: nn.Module = torchvision.models.get_model(name, weights=None).eval()
+    return model
+
+
+def torch_pruned(model: nn.Module, args: tuple[Any, ...], volume: float) -> nn.Module:
+    """All layers lose the same share, in one step: the largest net on budget."""
+    limit_, low, high, best = volume * cost(model, args, "volume"), 0.0, 1.0, None
+    for _ in range(9):
+        ratio, net = (low + high) / 2, copy.deepcopy(model)
+        pruner(net, args, "magnitude", "local", 0.0, ratio, 1).step()
+        low, high, best = (low, ratio, net) if cost(net, args, "volume") <= limit_ else (ratio, high, best)
+    assert best is not None
+    return best.eval()
+
+
+def nets_of(model: nn.Module, args: tuple[Any, ...], volume: float) -> dict[str, nn.Module]:
+    wrapped = fxprune.wrap(model, volume, example_inputs=args)
+    generator = torch.Generator().manual_seed(0)
+    wrapped.harden({name: torch.rand(len(gate), generator=generator) for name, gate in wrapped.gates.items()})
+    made: dict[str, nn.Module] = {"slim": fxprune.export(wrapped), "full": model}
+    made["algorithm2"] = algorithm2(wrapped)
+    made["dense"] = fxprune.export(wrapped, connectivity="dense", verify=False)
+    made["torch_pruning"] = torch_pruned(model, args, volume)
+    with torch.no_grad():
+        expected, found = made["slim"](*args), made["algorithm2"](*args)
+    assert torch.allclose(expected, found, atol=1e-3 * float(expected.abs().max())), (
+        "Algorithm 2 computes something else"
+    )
+    return {name: net.eval() for name, net in made.items()}
+
+
+def ready(
+    nets: dict[str, nn.Module], x: torch.Tensor, channels_last: bool, compiled: bool, auto: nn.Module
+) -> dict[str, Net]:
+    """Every net in the memory format, with its limit; compiled ones have run once."""
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+    moved = {name: copy.deepcopy(net).to(memory_format=memory) for name, net in {**nets, "auto": auto}.items()}
+    made: dict[str, Net] = {**moved, "ideal": limit(moved["slim"], x)}
+    return {name: torch.compile(net, dynamic=False) for name, net in made.items()} if compiled else made
+
+
+def times(nets: dict[str, Net], x: torch.Tensor, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds per net, in turns; at least ``rounds`` of them, more while there are ``seconds`` left."""
+    taken: dict[str, list[float]] = {name: [] for name in nets}
+    with torch.inference_mode():
+        for net in nets.values():
+            for _ in range(5):
+                net(x)
+        begin, number = time.perf_counter(), 0
+        while number < rounds or (time.perf_counter() - begin < seconds and number < 20 * rounds):
+            number += 1
+            for name, net in nets.items():
+                start = time.perf_counter()
+                net(x)
+                taken[name].append(time.perf_counter() - start)
+    return taken
+
+
+def ratio(one: list[float], other: list[float]) -> Row:
+    """Of the slim net's time to another's: the median over the rounds, and its 95 % interval by order statistics."""
+    sorted_ = sorted(a / b for a, b in zip(one, other, strict=True))
+    count = len(sorted_)
+    reach = 0.98 * sqrt(count)
+    low, high = max(int(count / 2 - reach), 0), min(int(count / 2 + reach), count - 1)
+    return {
+        "median": round(statistics.median(sorted_), 4),
+        "interval": [round(sorted_[low], 4), round(sorted_[high], 4)],
+    }
+
+
+def measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
+    model, size = build(name), SIZES[name]
+    for volume in options.volumes:
+        nets = nets_of(model, (torch.zeros(1, 3, size, size),), float(Fraction(volume)))
+        for batch in options.batches:
+            x = torch.randn(batch, 3, size, size)
+            wrapped = fxprune.wrap(model, float(Fraction(volume)), example_inputs=x)
+            generator = torch.Generator().manual_seed(0)
+            wrapped.harden({key: torch.rand(len(gate), generator=generator) for key, gate in wrapped.gates.items()})
+            for compiled in (False, True) if options.compile else (False,):
+                for channels_last in (True,) if compiled else (True, False):
+                    memory = torch.channels_last if channels_last else torch.contiguous_format
+                    auto = fxprune.export(wrapped.to(memory_format=memory), connectivity="auto", verify=False)
+                    made = ready(nets, x, channels_last, compiled, auto.eval())
+                    x_ = x.to(memory_format=memory)
+                    taken = times(made, x_, options.rounds, options.seconds)
+                    own = taken.pop("slim")
+                    row: Row = {
+                        "net": name, "size": size, "volume": volume, "batch": batch, "compiled": compiled,
+                        "channels_last": channels_last, "rounds": len(own),
+                        "milliseconds": round(1e3 * statistics.median(own), 3),
+                        "slim_over": {other: ratio(own, spent) for other, spent in taken.items()},
+                        "auto_over_dense": ratio(taken["auto"], taken["dense"]),
+                        "joins": nets["slim"].report.joins,
+                    }  # fmt: skip
+                    yield row
+                    torch._dynamo.reset()
+
+
+def line(row: Row) -> str:
+    parts = [f"{name} {found['median']:.2f}" for name, found in row["slim_over"].items()]
+    return f"{row['net']} {row['volume']} batch {row['batch']} {_how(row)}: " + ", ".join(parts)
+
+
+def markdown(found: Row) -> str:
+    machine = found["machine"]
+    text = [
+        "# How fast slim nets are", "",
+        f"Made by `{found['command']}`; do not edit.", "",
+        f"{machine['cores']} cores ({machine['architecture']}), {machine['threads']} threads, load per core before: "
+        f"{found['load_per_core_before']}, Python {machine['python']}, torch {machine['torch']}, Torch-Pruning "
+        f"{machine['torch-pruning']}. Time of the slim net over that of another one, the median of interleaved rounds "
+        "and its 95 % interval; below 1 the slim net is faster. Channels are chosen at random, on budget.", "",
+        *(f"- *{name}*: {what}" for name, what in OTHERS.items()),
+        '- *auto/dense*: `connectivity="auto"` over `"dense"`',
+    ]  # fmt: skip
+    for name in dict.fromkeys(row["net"] for row in found["rows"]):
+        rows = [row for row in found["rows"] if row["net"] == name]
+        text += ["", f"## {name}, {rows[0]['size']}x{rows[0]['size']} pictures", ""]
+        text += ["| volume | batch | how | " + " | ".join(OTHERS) + " | auto/dense | joins |"]
+        text += ["| --- | ---: | --- |" + " ---: |" * (len(OTHERS) + 1) + " --- |"]
+        for row in rows:
+            cells = [_cell(row["slim_over"][other]) for other in OTHERS] + [_cell(row["auto_over_dense"])]
+            joins = ", ".join(f"{count} {kind}" for kind, count in row["joins"].items())
+            text.append(f"| {row['volume']} | {row['batch']} | {_how(row)} | " + " | ".join(cells) + f" | {joins} |")
+    return "\n".join(text) + "\n"
+
+
+def _cell(found: Row) -> str:
+    return f"{found['median']:.2f} ({found['interval'][0]:.2f} to {found['interval'][1]:.2f})"
+
+
+def _how(row: Row) -> str:
+    return ("compiled" if row["compiled"] else "eager") + (", channels-last" if row["channels_last"] else "")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--nets", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--volumes", nargs="+", default=["1/2", "1/4", "1/8", "1/16"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
+    parser.add_argument("--compile", action="store_true", help="also with torch.compile")
+    parser.add_argument("--rounds", type=int, default=50, help="at least")
+    parser.add_argument("--seconds", type=float, default=5.0, help="more rounds as long as they take less")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, default=RESULT, help="path without .json and .md")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(options.threads)
+    found: Row = {**circumstances("slim_time.py", options.rounds), "rows": []}
+    for name in options.nets:
+        for row in measured(name, options):
+            print(line(row), flush=True)
+            found["rows"].append(row)
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+            options.out.with_suffix(".md").write_text(markdown(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Time as a cost: what each op of the slim net takes, as a function of how many channels it reads and writes.
+
+The numbers are measured elsewhere (``fxprune/latency``). Here they are only looked up: one formula for whole numbers of
+channels and, differentiable, for expected ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fxprune.budget.exact import Segments
+from fxprune.ids import Ids
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A convolution: nanoseconds over the channels that it writes and reads, measured at some of them.
+
+    What is written counts as the next multiple of ``step``: so wide are the vectors that the machine computes with.
+    """
+
+    rows: Ids
+    columns: Ids
+    at_rows: Floats  # widths that were measured; the first is 0, where it takes no time
+    at_columns: Floats
+    times: Floats
+    step: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """An op that takes ``once`` if it is there at all and ``each`` per channel."""
+
+    ids: Ids
+    once: float
+    each: float
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """An add of two tensors that may have different channels.
+
+    It takes ``once``, ``each`` per channel of the narrower one, and ``copied`` per channel of the result if the
+    narrower one has channels that the other has not: then the result is a tensor of its own.
+    """
+
+    one: Ids
+    other: Ids
+    result: Ids
+    once: float
+    each: float
+    copied: float
+
+
+@dataclass(eq=False)
+class Latency:
+    """The time of a network, in nanoseconds.
+
+    >>> line = Line(np.array([2, 3]), once=10.0, each=5.0)
+    >>> at_rows, at_columns, times = np.array([0.0, 2]), np.array([0.0, 1]), np.array([[0, 0], [0, 40.0]])
+    >>> table = Table(np.array([2, 3]), np.array([0]), at_rows, at_columns, times)
+    >>> found = Latency(tables=(table,), lines=(line,), rest=100.0)
+    >>> found.exact(np.array([[True, True], [False, False], [True, True], [False, True]])).tolist()
+    [135.0, 160.0]
+    >>> p = torch.tensor([1.0, 0.0, 1.0, 0.5], requires_grad=True)
+    >>> found.expected(p).item()
+    147.5
+    """
+
+    tables: tuple[Table, ...] = ()
+    lines: tuple[Line, ...] = ()
+    meetings: tuple[Meeting, ...] = ()
+    scale: float = 1.0
+    rest: float = 0.0  # what is always there
+
+    def exact(self, present: npt.NDArray[np.bool_]) -> Floats:
+        """For networks that compute these ids (ids x networks)."""
+        counts = torch.from_numpy(self._segments.count(present)).double()
+        found: Floats = self._of(counts, whole=True).numpy()
+        return found
+
+    def expected(self, present: torch.Tensor) -> torch.Tensor:
+        """For a network that computes each id with some probability."""
+        return self._of(self._segments.expected(present.double())[:, None], whole=False)[0]
+
+    def _of(self, counts: torch.Tensor, whole: bool) -> torch.Tensor:
+        t, n, m = len(self.tables), len(self.lines), len(self.meetings)
+        rows, columns, widths, one, other, result = counts.split([t, t, n, m, m, m])
+        if whole:
+            rows = (rows / self._steps).ceil() * self._steps
+        once, each, meet_once, meet_each, copied = self._numbers
+        narrow, new = torch.minimum(one, other), (result - torch.maximum(one, other)).detach().clamp(0, 1)
+        total: torch.Tensor = self.scale * (
+            self.rest
+            + self._looked_up(rows, columns).sum(0)
+            + once @ widths.clamp(max=1) + each @ widths
+            + meet_once @ narrow.clamp(max=1) + meet_each @ narrow + copied @ (result * new)
+        )  # fmt: skip
+        return total
+
+    def _looked_up(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Between four measured points: linear in each direction."""
+        at_rows, at_columns, times = self._grids
+        (i, r), (j, c) = _between(at_rows, rows), _between(at_columns, columns)
+        table = torch.arange(len(times))[:, None]
+        low = times[table, i, j] * (1 - c) + times[table, i, j + 1] * c
+        high = times[table, i + 1, j] * (1 - c) + times[table, i + 1, j + 1] * c
+        return low * (1 - r) + high * r
+
+    @cached_property
+    def _segments(self) -> Segments:
+        lists = [table.rows for table in self.tables] + [table.columns for table in self.tables]
+        lists += [line.ids for line in self.lines]
+        for part in ("one", "other", "result"):
+            lists += [getattr(meeting, part) for meeting in self.meetings]
+        return Segments(lists)
+
+    @cached_property
+    def _steps(self) -> torch.Tensor:
+        return torch.tensor([float(table.step) for table in self.tables], dtype=torch.float64)[:, None]
+
+    @cached_property
+    def _numbers(self) -> list[torch.Tensor]:
+        lines, meetings = self.lines, self.meetings
+        lists = [[x.once for x in lines], [x.each for x in lines], [x.once for x in meetings]]
+        lists += [[x.each for x in meetings], [x.copied for x in meetings]]
+        return [torch.tensor(each, dtype=torch.float64) for each in lists]
+
+    @cached_property
+    def _grids(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All tables in one, those with fewer points filled up behind their last one, where nobody looks."""
+        deep = max((table.at_rows.size for table in self.tables), default=2)
+        wide = max((table.at_columns.size for table in self.tables), default=2)
+        at_rows, at_columns = np.zeros((len(self.tables), deep)), np.zeros((len(self.tables), wide))
+        times = np.zeros((len(self.tables), deep, wide))
+        for n, table in enumerate(self.tables):
+            more, wider = deep - table.at_rows.size, wide - table.at_columns.size
+            at_rows[n] = np.append(table.at_rows, table.at_rows[-1] + 1 + np.arange(more))
+            at_columns[n] = np.append(table.at_columns, table.at_columns[-1] + 1 + np.arange(wider))
+            times[n] = np.pad(table.times, ((0, more), (0, wider)), mode="edge")
+        return torch.from_numpy(at_rows), torch.from_numpy(at_columns), torch.from_numpy(times)
+
+
+def _between(grid: torch.Tensor, widths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which measured width is below, and how far it is from there to the next."""
+    below = (torch.searchsorted(grid, widths.detach().contiguous(), right=True) - 1).clamp(0, grid.shape[1] - 2)
+    start, end = grid.gather(1, below), grid.gather(1, below + 1)
+    return below, (widths - start) / (end - start)

@@ -1,0 +1,99 @@
+"""``fxprune profile``: where the time of a net goes, layer by layer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+import fxprune
+from fxprune.commands.failures import unprinted
+from fxprune.commands.options import DTYPES, example_of, parse_arguments, parse_inputs
+from fxprune.commands.target import load_model, load_module
+from fxprune.errors import InputError, OptionError
+from fxprune.latency.machine import description
+from fxprune.latency.profile import ROUNDS, profile
+from fxprune.latency.stopwatch import device_of
+from fxprune.report.profile import profile_summary, profile_table
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+SCHEMA = "fxprune.profile/1"
+_NARROWEST = 72  # below this the table would lose its numbers
+_EPILOG = """examples:
+  fxprune profile runs/resnet/slim --input 1x3x32x32
+  fxprune profile torchvision.models:resnet18 --input 32x3x224x224 --channels-last --top 20"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "profile",
+        help="show where the time of a net goes",
+        description="Run a net on this machine and show what each of its ops takes, and what joins cost.",
+        epilog=_EPILOG,
+    )
+    add = parser.add_argument
+    add("net", metavar="SLIM", help="folder of a saved net, or package.module:name or file.py:name of a model")
+    add("--input", action="append", required=True, metavar="[NAME=]1x3x224x224", help="shape of an input; repeatable")
+    add("--dtype", choices=DTYPES, default="float32", help="type of the inputs (default: float32)")
+    add("--arg", action="append", default=[], metavar="NAME=VALUE", help="argument of the callable; repeatable")
+    add("--preload", action="append", default=[], metavar="MODULE", help="module or file to import first; repeatable")
+    add("--channels-last", action="store_true", help="weights and inputs in that memory format")
+    add("--threads", type=int, metavar="N", help="of torch (default: its own choice)")
+    add("--rounds", type=int, default=ROUNDS, metavar="N", help=f"medians of so many runs (default: {ROUNDS})")
+    add("--top", type=int, metavar="N", help="only the slowest N ops")
+    add("--json", action="store_true", help="print everything as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    for name in ("threads", "rounds", "top"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise OptionError(f"--{name} {getattr(options, name)} is too few", fix=f"write --{name} 1 or more")
+    positional, named = parse_inputs(options.input, DTYPES[options.dtype])
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    with unprinted():  # what the model's code prints is not part of the report
+        for module in options.preload:
+            load_module(module)
+        net = _net(options.net, parse_arguments(options.arg)).eval()
+        example = example_of(net, positional, named)
+        inputs = ((), example) if isinstance(example, dict) else (example, {})
+        if options.channels_last:
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            inputs = (tuple(_last(x) for x in inputs[0]), {name: _last(x) for name, x in inputs[1].items()})
+        _try(net, inputs)
+        found = profile(net, inputs, options.rounds)
+    if options.json:
+        print(json.dumps({"schema": SCHEMA, "machine": description(device_of(net)), **found.as_dict()}, indent=2))
+    else:
+        console = Console(markup=False, highlight=False, emoji=False)
+        console.width = max(console.width, _NARROWEST)
+        console.print(profile_table(found, console.width, options.top))
+        console.print(profile_summary(found), soft_wrap=True)
+    return 0
+
+
+def _net(text: str, arguments: dict[str, Any]) -> nn.Module:
+    return fxprune.load(text) if Path(text).is_dir() else load_model(text, arguments)
+
+
+def _last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def _try(net: nn.Module, inputs: Any) -> None:
+    try:
+        with torch.inference_mode():
+            net(*inputs[0], **inputs[1])
+    except Exception as error:
+        said = str(error).partition("\n")[0]
+        raise InputError(
+            f"the net rejects these inputs: {said}", fix="give --input the shape that it expects, such as 1x3x224x224"
+        ) from error

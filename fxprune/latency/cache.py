@@ -1,0 +1,63 @@
+"""Measured times are kept, so that a network is measured once on a machine, and resumed runs count as they did."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fxprune.budget.latency import Latency, Line, Meeting, Table
+
+PARTS = {"tables": Table, "lines": Line, "meetings": Meeting}
+
+
+def as_json(latency: Latency, machine: dict[str, Any]) -> str:
+    def plain(value: Any) -> Any:
+        return value.tolist() if isinstance(value, np.ndarray) else value
+
+    found = {
+        name: [{key: plain(value) for key, value in vars(part).items()} for part in getattr(latency, name)]
+        for name in PARTS
+    }
+    return json.dumps({"machine": machine, "scale": latency.scale, "rest": latency.rest, **found})
+
+
+def from_json(text: str) -> Latency:
+    """``ValueError`` or its kin where the file is damaged."""
+    held = json.loads(text)
+    parts = {name: tuple(_part(kind, entry) for entry in held[name]) for name, kind in PARTS.items()}
+    return Latency(**parts, scale=float(held["scale"]), rest=float(held["rest"]))
+
+
+def _part(kind: Any, entry: dict[str, Any]) -> Any:
+    made = {}
+    for field in fields(kind):
+        value = entry[field.name]
+        whole = str(field.type) == "Ids"
+        made[field.name] = (
+            np.array(value, dtype=np.int64 if whole else np.float64) if isinstance(value, list) else value
+        )
+    return kind(**made)
+
+
+def read(path: Path) -> Latency | None:
+    """What was measured before; nothing if there is no such file, or it cannot be read."""
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write(path: Path, latency: Latency, machine: dict[str, Any]) -> None:
+    """Keep it; where nothing can be kept, it is measured again the next time."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(as_json(latency, machine), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        return

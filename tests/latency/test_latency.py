@@ -1,0 +1,136 @@
+"""Time as a budget. What is asserted here holds however busy the machine is; the figures are in benchmarks/."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fxprune
+from examples.models import resnet8
+from fxprune.budget.latency import Latency, Line, Meeting, Table
+from fxprune.errors import OptionError
+from fxprune.latency import convs, measure
+from fxprune.latency.cache import as_json, from_json
+from fxprune.wrapped import Wrapped
+
+X = torch.zeros(2, 3, 16, 16)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return resnet8(width=8).eval()
+
+
+@pytest.fixture
+def wrapped() -> Wrapped:
+    return fxprune.wrap(small(), 1 / 2, metric="latency", example_inputs=X)
+
+
+def some_latency() -> Latency:
+    rng = np.random.default_rng(0)
+    times = np.pad(np.sort(np.sort(rng.random((3, 2)) * 100, 0), 1), ((1, 0), (1, 0)))
+    table = Table(np.arange(2, 18), np.arange(18, 24), np.array([0.0, 4, 8, 16]), np.array([0.0, 2, 6]), times, step=4)
+    joined = Meeting(np.arange(2, 6), np.arange(6, 10), np.arange(10, 14), 5.0, 2.0, 3.0)
+    return Latency((table,), (Line(np.arange(2, 18), 7.0, 0.5),), (joined,), scale=1.25, rest=11.0)
+
+
+def test_the_exact_time_by_hand() -> None:
+    found, present = some_latency(), np.zeros((24, 1), dtype=bool)
+    assert found.exact(present).tolist() == [1.25 * 11]
+    present[2:7], present[18:20], present[10:15] = True, True, True  # 10 rows count as 12; 2 columns
+    table = found.tables[0]
+    looked_up = (table.times[2, 1] + table.times[3, 1]) / 2
+    joined = 5 + 2 * 1 + 3 * 4 * 0  # one channel meets four, and nothing is new
+    expected = 1.25 * (11 + looked_up + 7 + 0.5 * 10 + joined)
+    assert found.exact(present)[0] == pytest.approx(expected)
+
+
+def test_expected_times_are_differentiable_and_agree_with_exact_ones_at_the_steps() -> None:
+    found = some_latency()
+    present = np.zeros((24, 1), dtype=bool)
+    present[2:10], present[10:14], present[18:24] = True, True, True
+    p = torch.from_numpy(present[:, 0]).double().requires_grad_()
+    time = found.expected(p)
+    assert float(time.detach()) == pytest.approx(found.exact(present)[0])
+    (slope,) = torch.autograd.grad(time, p)
+    assert (slope[2:24] >= 0).all() and slope[2:18].sum() > 0
+
+
+def test_a_budget_of_latency_is_met_by_its_own_measure(wrapped: Wrapped) -> None:
+    full = wrapped.full_cost().latency
+    assert isinstance(full, int) and full > 0
+    wrapped.harden()
+    assert wrapped.cost().latency <= full / 2
+    slim = fxprune.export(wrapped)
+    assert slim.report.error <= 1e-9 and slim.report.after["latency"] <= full / 2
+
+
+def test_training_feels_the_time(wrapped: Wrapped) -> None:
+    for step in range(40):
+        wrapped.progress = step / 40
+        (wrapped.train()(torch.randn(2, 3, 16, 16)).square().mean() + wrapped.budget_loss()).backward()
+    wrapped.progress = 1.0
+    assert wrapped.cost().latency < 0.75 * wrapped.full_cost().latency
+
+
+def test_a_network_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fxprune.wrap(small(), 1 / 2, metric="latency", example_inputs=X)
+    (file,) = cache.iterdir()
+    monkeypatch.setattr("fxprune.timing.measure", lambda *_: pytest.fail("measured again"))
+    again = fxprune.wrap(small(), 1 / 4, metric="latency", example_inputs=X)
+    assert again.full_cost() == first.full_cost()
+    monkeypatch.undo()
+    monkeypatch.setenv("FXPRUNE_CACHE", str(cache))
+    file.write_text("{")  # a damaged file is measured anew
+    assert fxprune.wrap(small(), 1 / 2, metric="latency", example_inputs=X).full_cost().latency > 0
+    assert from_json(file.read_text()).tables
+
+
+def test_copies_and_pickles_count_alike(wrapped: Wrapped) -> None:
+    for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert other.full_cost() == wrapped.full_cost()
+
+
+def test_what_is_kept_is_what_was_measured() -> None:
+    found = some_latency()
+    again = from_json(as_json(found, {"cores": 2}))
+    present = np.random.default_rng(1).random((24, 50)) < 0.5
+    np.testing.assert_array_equal(again.exact(present), found.exact(present))
+
+
+def test_without_an_example_there_is_no_time() -> None:
+    with pytest.raises(OptionError, match="needs to know the inputs"):
+        fxprune.wrap(small(), 1 / 2, metric="latency")
+
+
+def test_several_budgets_at_once() -> None:
+    wrapped = fxprune.wrap(small(), {"latency": 0.8, "volume": 1 / 4}, example_inputs=X).harden()
+    full, cost = wrapped.full_cost(), wrapped.cost()
+    assert cost.volume <= full.volume / 4 and cost.latency <= 0.8 * full.latency
+
+
+def test_convolutions_of_every_kind_have_a_table() -> None:
+    device = torch.device("cpu")
+    for conv, shape in [
+        (nn.Conv2d(8, 24, 3, padding=1), (1, 8, 6, 6)),
+        (nn.Conv2d(16, 16, 3, groups=16), (1, 16, 6, 6)),
+        (nn.Conv2d(16, 32, 3, groups=4), (2, 16, 6, 6)),
+        (nn.ConvTranspose2d(8, 4, 2, stride=2, output_padding=1), (1, 8, 5, 5)),
+        (nn.Conv1d(4, 6, 3), (1, 4, 9)),
+        (nn.Conv2d(8, 24, 3).to(memory_format=torch.channels_last), (1, 8, 6, 6)),
+    ]:
+        at_rows, at_columns, times, step = convs.measure(conv, shape, device)
+        assert times.shape == (at_rows.size, at_columns.size) and step in convs.STEPS
+        assert (times[1:, 1:] > 0).all() and (times[0] == 0).all()
+        assert at_rows[-1] == conv.out_channels and (np.diff(at_rows) > 0).all() and (np.diff(at_columns) > 0).all()
+
+
+def test_times_that_fit_no_line_get_no_negative_one() -> None:
+    found = measure.not_negative(np.array([[1.0, 1], [1, 2], [1, 4]]), np.array([8.0, 6, 2]))
+    assert min(found) >= 0

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import fxprune
+from examples.models import resnet8
+from fxprune.cli import main
+from fxprune.latency.profile import profile
+
+NET = ["examples/models.py:resnet8", "--arg", "width=8", "--input", "1x3x16x16"]
+
+
+def test_every_convolution_is_there_with_its_work() -> None:
+    net, x = resnet8(width=8).eval(), torch.zeros(2, 3, 16, 16)
+    found = profile(net, ((x,), {}), rounds=3)
+    convolutions = [op for op in found.ops if op.kind == "convolution"]
+    cost = fxprune.wrap(net, 1.0, example_inputs=x[:1]).full_cost()
+    assert sum(op.flops for op in convolutions) == 2 * cost.flops  # of two pictures
+    assert [op.layer for op in convolutions][:2] == ["conv", "stage1.conv1"]
+    assert sum(op.kind == "join" for op in found.ops) == 3
+    assert found.seconds > 0 and sum(found.by_kind.values()) == pytest.approx(1)
+    conv = convolutions[1]
+    size = 4 * (2 * 8 * 64 + 8 * 8 * 9 + 2 * 8 * 64)
+    assert conv.bytes == size and conv.intensity == pytest.approx(conv.flops / size)
+
+
+def test_a_saved_slim_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrapped = fxprune.wrap(resnet8(width=8), 1 / 4, example_inputs=torch.zeros(1, 3, 16, 16))
+    fxprune.save(fxprune.export(wrapped.harden()), tmp_path / "slim")
+    assert main(["profile", str(tmp_path / "slim"), "--input", "1x3x16x16", "--rounds", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "stage1.conv1" in said and "Lost to joins" in said
+
+
+def test_json_and_the_slowest_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", *NET, "--json", "--rounds", "2", "--channels-last"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "fxprune.profile/1" and found["machine"]["threads"] and len(found["ops"]) > 20
+    assert main(["profile", *NET, "--rounds", "2", "--top", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 10
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--input", "1x5x16x16"], "rejects these inputs"),
+        (["--rounds", "0"], "too few"),
+        (["--threads", "-1"], "too few"),
+    ],
+)
+def test_mistakes_are_told(change: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = NET[:3] + (change if change[0] == "--input" else [*NET[3:], *change])
+    assert main(["profile", *arguments]) == 2
+    assert said in capsys.readouterr().err
