@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env lint test zoo fuzz bench bench-digits demo docs clean
+.PHONY: help env lint test zoo fuzz bench bench-digits demo docs docs-plots docs-serve clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,7 +17,7 @@ env: $(STAMP)  ## Create .venv with everything needed for development
 $(STAMP): setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev,onnx,plots,lightning]'
+	$(PIP) -e '.[dev,onnx,plots,lightning,docs]'
 	$(PIP) requests
 	$(PIP) --no-deps torchvision pytorchcv torch-pruning
 	touch $@
@@ -52,9 +52,16 @@ bench-digits: $(STAMP)  ## Compare all methods and Torch-Pruning on handwriting 
 demo: $(STAMP)  ## Train and prune a residual net on real handwriting (a minute or two)
 	$(BIN)/fxprune demo
 
-docs:  ## Say where the documentation is
-	@echo "The documentation is Markdown, in docs/."
+docs: $(STAMP)  ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+docs-plots: $(STAMP)  ## Draw the figures of the documentation anew
+	$(BIN)/python docs/plots.py
+
+docs-serve: $(STAMP)  ## Show the documentation while you write
+	$(BIN)/mkdocs serve
 
 clean:  ## Remove .venv, caches and build output
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -143,7 +143,7 @@ def prune(
     or None. ``loss(output, target)`` or ``loss(output, target, teacher_output)`` replaces cross entropy and
     distillation, ``metric_fn(output, target)`` the accuracy, ``optimizer(groups)`` Adam. With a folder, ``run``,
     everything is kept there, and the same call goes on with a run that was cut off, bit for bit. ``method`` decides
-    what dies (docs/methods.md), and ``method_options`` are its own.
+    what dies (docs/reference/methods.md), and ``method_options`` are its own.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 10))
     >>> batches = [(torch.randn(4, 3, 8, 8), torch.arange(4)) for _ in range(5)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
-import re
 import shutil
 import subprocess
 import sys
@@ -249,26 +248,3 @@ def test_state_dict_moves_between_copies(name: str) -> None:
 def test_checkpoints_of_the_original_load_into_the_wrapped_net(name: str) -> None:
     wrapped, _, _ = hardened(name)
     assert not wrapped.load_state_dict(ZOO[name](seed=9)[0].state_dict(), strict=False).unexpected_keys
-
-
-# -------------------------------------------------------------------- the how-to
-
-
-@pytest.mark.slow
-def test_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of docs/deploy.md runs, in order, in one place."""
-    root = Path(__file__).parents[1]
-    monkeypatch.syspath_prepend(str(root))
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (root / "docs" / "deploy.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) > 8
-    space: dict[str, Any] = {}
-    path = list(sys.path)
-    try:
-        for block in blocks:
-            needs = re.match(r"# needs: (.*)", block)
-            if needs is None or all(map(importlib.util.find_spec, needs[1].split())):
-                exec(compile(block, "docs/deploy.md", "exec"), space)
-    finally:
-        sys.path[:] = path
-        sys.modules.pop("model", None)

@@ -44,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--budget", metavar="1/8", help="fraction of the full cost (default: the run's budget)")
     add("--metric", choices=METRICS, help="what --budget is about (default: what the run's is about)")
     add("--tolerance", type=float, default=1e-4, metavar="X", help="of the largest output (default: 1e-4)")
-    add("--json", action="store_true", help="print the result as JSON (docs/deploy.md)")
+    add("--json", action="store_true", help="print the result as JSON (docs/reference/json.md)")
     parser.set_defaults(run=run)
 
 

@@ -46,7 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "compare",
         help="prune with several methods, budgets and seeds, and lay the results side by side",
         description="Train a teacher per seed, prune it with every entry to every budget, and write tables and figures "
-        "(docs/compare.md). The code that the file names is run.",
+        "(docs/how-to/compare.md). The code that the file names is run.",
         epilog=_EPILOG,
     )
     add = parser.add_argument

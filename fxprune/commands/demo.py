@@ -144,7 +144,7 @@ def show(said: dict[str, Any], console: Console) -> None:
         "What next:",
         f"  fxprune check {onnx or Path(run) / SLIM} --against {run}    # on budget, and the same net?",
         "  fxprune inspect your_model.py:Net --input 1x3x224x224    # what could go from a net of yours",
-        "  fxprune prune your_run.toml    # prune it (docs/train.md), or in Python: fxprune.prune(...)",
+        "  fxprune prune your_run.toml    # prune it (docs/how-to/prune.md), or in Python: fxprune.prune(...)",
     ]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

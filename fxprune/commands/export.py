@@ -46,7 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--onnx", type=Path, metavar="FILE", help="write ONNX with a free batch size, and try it in ONNX Runtime")
     add("--source", type=Path, metavar="FOLDER", help="write readable source and weights, which need torch only")
     add("--fuse", action="store_true", help="fold batch norms into convolutions; for inference only")
-    add("--json", action="store_true", help="print what was done as JSON (docs/deploy.md)")
+    add("--json", action="store_true", help="print what was done as JSON (docs/reference/json.md)")
     parser.set_defaults(run=run)
 
 

@@ -51,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--budget", metavar="1/8", help="say whether this fraction of the full cost can be reached")
     add("--preload", action="append", default=[], metavar="MODULE", help="module or file to import first; repeatable")
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="print everything as JSON (docs/inspect.md)")
+    shape.add_argument("--json", action="store_true", help="print everything as JSON (docs/reference/json.md)")
     shape.add_argument("--tree", action="store_true", help="print a tree by module path instead of a table")
     add("--svg", type=Path, metavar="FILE", help="draw the layer graph, too")
     parser.set_defaults(run=run)

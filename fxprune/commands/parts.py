@@ -68,7 +68,9 @@ def method(name: str) -> str:
     if ":" in name and name not in METHODS:
         found = find(name, "method")
         if not isinstance(found, type) or not issubclass(found, Method):
-            raise TargetError(f"{name} is no fxprune.methods.Method", fix="name a class that is (docs/methods.md)")
+            raise TargetError(
+                f"{name} is no fxprune.methods.Method", fix="name a class that is (docs/how-to/add-method.md)"
+            )
         register(name)(found)
     return name
 
@@ -78,7 +80,9 @@ def check_options(name: str, options: dict[str, Any], where: str) -> None:
     try:
         inspect.signature(METHODS[name]).bind(None, **options)
     except TypeError as error:
-        raise OptionError(f"{where}: method {name!r}: {error}", fix="look them up in docs/methods.md") from error
+        raise OptionError(
+            f"{where}: method {name!r}: {error}", fix="look them up in docs/reference/methods.md"
+        ) from error
     if options.get("strength") == SEARCH and not METHODS[name].searchable:
         raise OptionError(f"{where}: method {name!r} has no strength to search for", fix="write a number")
 
@@ -101,14 +105,16 @@ def tool(target: str) -> Callable[..., Any]:
     """Another tool; what it raises is told as its own fault."""
     function = find(target, "tool")
     if not callable(function):
-        raise TargetError(f"{target} is not a function", fix="name one that returns a smaller net (docs/compare.md)")
+        raise TargetError(
+            f"{target} is not a function", fix="name one that returns a smaller net (docs/how-to/compare.md)"
+        )
 
     def guarded(*args: Any, **keywords: Any) -> Any:
         try:
             inspect.signature(function).bind(*args, **keywords)
         except (TypeError, ValueError) as error:
             raise TargetError(
-                f"{target} cannot be called: {error}", fix="see docs/compare.md for what a tool is called with"
+                f"{target} cannot be called: {error}", fix="see docs/how-to/compare.md for what a tool is called with"
             ) from error
         with blamed(lambda error: failed(target, error, "correct it")):
             return function(*args, **keywords)

@@ -36,7 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "prune",
         help="train a model with gates to a budget, and fine-tune the slim net",
         description="Train a model with gates to a budget, compile the slim net and fine-tune it, as a TOML file says "
-        "(docs/train.md). The model's and the data's code is run.",
+        "(docs/how-to/prune.md). The model's and the data's code is run.",
         epilog=_EPILOG,
     )
     add = parser.add_argument

@@ -149,5 +149,5 @@ def _check(trainer: Trainer, pl_module: LightningModule) -> None:
     if not pl_module.automatic_optimization:
         raise OptionError(
             "FxPruneCallback needs Lightning's automatic optimization",
-            fix="leave automatic_optimization alone, or write the loop of docs/train.md",
+            fix="leave automatic_optimization alone, or write the loop of docs/how-to/training-loop.md",
         )

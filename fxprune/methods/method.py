@@ -92,7 +92,8 @@ def make_method(name: str, net: Wrapped, options: Mapping[str, Any]) -> Method:
         return METHODS[name](net, **options)
     except TypeError as error:
         raise OptionError(
-            f"method {name!r} cannot take method_options={options!r}: {error}", fix="look them up in docs/methods.md"
+            f"method {name!r} cannot take method_options={options!r}: {error}",
+            fix="look them up in docs/reference/methods.md",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""An inspection as JSON; docs/inspect.md explains every key."""
+"""An inspection as JSON; docs/reference/json.md explains every key."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def checkpoint(self) -> None:
-        """As docs/train.md says: a state dict, and progress set again."""
+        """As docs/how-to/training-loop.md says: a state dict, and progress set again."""
         file = io.BytesIO()
         torch.save(self.wrapped.state_dict(), file)
         file.seek(0)

@@ -56,7 +56,7 @@ def test_a_payload_is_not_run(runs: Path, folder: Path, tmp_path: Path, plain: b
 
 
 def test_source_is_run_only_if_the_folder_is_whole(runs: Path, tmp_path: Path) -> None:
-    """What docs/deploy.md promises: only what fxprune wrote, and nothing of a folder that is damaged."""
+    """What docs/how-to/deploy.md promises: only what fxprune wrote, and nothing of a folder that is damaged."""
     harm, slim = tmp_path / "harm", tmp_path / "slim"
     shutil.copytree(runs / "finished" / "slim", slim)
     text = (slim / "model.py").read_text()
