@@ -224,6 +224,13 @@ def test_site_builds(tmp_path: Path) -> None:
         assert f"fxprune.{name}" in reference or f"errors.{name}" in reference, name
 
 
+def test_readme_quotes_the_zoo() -> None:
+    """The numbers of the committed run."""
+    found = json.loads((ROOT / "benchmarks/results/zoo.json").read_text())["summary"]
+    row = f"{found['models']} models: {found['traced']} traced, {found['exported']} exported under random masks, "
+    assert f"{row}{found['exported_exactly']} of these exactly" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_images_are_drawn_by_a_script() -> None:
     """Every picture of docs/images is there because a page shows it."""
     shown = {name for page in MARKDOWN for name in re.findall(r"images/([\w.-]+)", page.read_text(encoding="utf-8"))}
