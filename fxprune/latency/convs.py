@@ -40,7 +40,7 @@ def grid(full: int, points: tuple[int, ...]) -> list[int]:
     """The widths to measure at, and all channels.
 
     >>> grid(64, WRITTEN), grid(3, READ)
-    ([1, 8, 15, 17, 31, 33, 47, 49, 63, 64], [3])
+    ([1, 8, 15, 17, 31, 33, 47, 49, 63, 64], [1, 3])
     """
     return [*(width for width in points if width < full), full]
 
