@@ -49,9 +49,8 @@ bench: $(STAMP)  ## Measure times of analysis, export and training steps, and ho
 bench-digits: $(STAMP)  ## Compare all methods and Torch-Pruning on handwriting (less than ten minutes on two cores)
 	$(BIN)/fxprune compare benchmarks/compare_digits.toml --jobs 2 --out benchmarks/results/compare_digits
 
-demo: $(STAMP)  ## Train and prune a residual net on real handwriting
-	$(BIN)/fxprune inspect examples/models.py:resnet8 --input 1x3x16x16
-	$(BIN)/python examples/digits.py
+demo: $(STAMP)  ## Train and prune a residual net on real handwriting (a minute or two)
+	$(BIN)/fxprune demo
 
 docs:  ## Say where the documentation is
 	@echo "The documentation is Markdown, in docs/."

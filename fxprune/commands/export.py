@@ -56,31 +56,38 @@ def run(options: argparse.Namespace) -> int:
     if options.onnx is not None:
         require("--onnx", "onnx", "onnxscript")
         check_writable("--onnx", options.onnx, "slim.onnx")
-    found = Run(options.folder)
-    for option, path in (("--onnx", options.onnx), ("--source", options.source)):
+    said = write_files(Run(options.folder), onnx=options.onnx, source=options.source, fuse=options.fuse)
+    print(json.dumps(said, indent=2) if options.json else "\n".join(_lines(said)))
+    return 0
+
+
+def write_files(
+    found: Run, *, onnx: Path | None = None, source: Path | None = None, fuse: bool = False
+) -> dict[str, Any]:
+    """Write a run's slim net, compared with what the run holds; returns what was done."""
+    for option, path in (("--onnx", onnx), ("--source", source)):
         _check_outside(option, path, found)
     said: dict[str, Any] = {"schema": SCHEMA, "run": str(found.folder), "fused": None, "source": None, "onnx": None}
     with unprinted():  # what the net's code prints is not part of the report
         slim = net = found.slim().float()
-        if options.fuse:
+        if fuse:
             net = graph_module(trace(slim, _example_inputs(found)), slim)
             said["fused"] = fuse_batch_norms(net)
             _compared(found, slim, net, "the net with folded batch norms")
-        if options.onnx is not None:
+        if onnx is not None:
             data = to_onnx(net, *found.example(max(found.batch, 2), torch.float32))
-            said["onnx"] = {"file": str(options.onnx), "error": None, "batches": []}
+            said["onnx"] = {"file": str(onnx), "error": None, "batches": []}
             if installed("onnxruntime"):
                 outcome = _compared(found, slim, OnnxNet(data, "what was exported"), "the net in ONNX Runtime")
                 said["onnx"].update(error=outcome.differences[SLIM], batches=outcome.batches)
-        if options.source is not None:
-            with _writing("--source", options.source):
-                _write_source(found, net if options.fuse else None, options.source)
-            said["source"] = str(options.source)
-        if options.onnx is not None:
-            with _writing("--onnx", options.onnx):
-                write_atomically(options.onnx, data)
-    print(json.dumps(said, indent=2) if options.json else "\n".join(_lines(said)))
-    return 0
+        if source is not None:
+            with _writing("--source", source):
+                _write_source(found, net if fuse else None, source)
+            said["source"] = str(source)
+        if onnx is not None:
+            with _writing("--onnx", onnx):
+                write_atomically(onnx, data)
+    return said
 
 
 def _example_inputs(found: Run) -> Any:
