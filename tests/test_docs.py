@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = [page for page in PAGES if page.name != "deploy.md"]  # run by tests/test_deploy.py, where ONNX is installed
 
 
+@pytest.mark.filterwarnings("ignore:::lightning")  # which warns of few workers and short epochs
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -23,7 +25,9 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     names: dict[str, object] = {}
     try:
         for block in blocks:
-            exec(compile(block, str(page), "exec"), names)
+            needs = re.match(r"# needs: (.*)", block)
+            if needs is None or all(map(importlib.util.find_spec, needs[1].split())):
+                exec(compile(block, str(page), "exec"), names)
     finally:
         for target in set(RULES) - known:  # rules that a page adds as an example
             del RULES[target]
