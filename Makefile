@@ -17,7 +17,7 @@ env: $(STAMP)  ## Create .venv with everything needed for development
 $(STAMP): setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev,onnx,plots]'
+	$(PIP) -e '.[dev,onnx,plots,lightning]'
 	$(PIP) requests
 	$(PIP) --no-deps torchvision pytorchcv torch-pruning
 	touch $@
