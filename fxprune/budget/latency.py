@@ -21,17 +21,13 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A convolution: nanoseconds over the channels that it writes and reads, measured at some of them.
-
-    What is written counts as the next multiple of ``step``: so wide are the vectors that the machine computes with.
-    """
+    """A convolution: nanoseconds over the channels that it writes and reads, measured at some numbers of them."""
 
     rows: Ids
     columns: Ids
     at_rows: Floats  # widths that were measured; the first is 0, where it takes no time
     at_columns: Floats
     times: Floats
-    step: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,18 +79,16 @@ class Latency:
     def exact(self, present: npt.NDArray[np.bool_]) -> Floats:
         """For networks that compute these ids (ids x networks)."""
         counts = torch.from_numpy(self._segments.count(present)).double()
-        found: Floats = self._of(counts, whole=True).numpy()
+        found: Floats = self._of(counts).numpy()
         return found
 
     def expected(self, present: torch.Tensor) -> torch.Tensor:
         """For a network that computes each id with some probability."""
-        return self._of(self._segments.expected(present.double())[:, None], whole=False)[0]
+        return self._of(self._segments.expected(present.double())[:, None])[0]
 
-    def _of(self, counts: torch.Tensor, whole: bool) -> torch.Tensor:
+    def _of(self, counts: torch.Tensor) -> torch.Tensor:
         t, n, m = len(self.tables), len(self.lines), len(self.meetings)
         rows, columns, widths, one, other, result = counts.split([t, t, n, m, m, m])
-        if whole:
-            rows = (rows / self._steps).ceil() * self._steps
         once, each, meet_once, meet_each, copied = self._numbers
         narrow, new = torch.minimum(one, other), (result - torch.maximum(one, other)).detach().clamp(0, 1)
         total: torch.Tensor = self.scale * (
@@ -121,10 +115,6 @@ class Latency:
         for part in ("one", "other", "result"):
             lists += [getattr(meeting, part) for meeting in self.meetings]
         return Segments(lists)
-
-    @cached_property
-    def _steps(self) -> torch.Tensor:
-        return torch.tensor([float(table.step) for table in self.tables], dtype=torch.float64)[:, None]
 
     @cached_property
     def _numbers(self) -> list[torch.Tensor]:

@@ -17,9 +17,9 @@ from torch import nn
 from fxprune.api import prune
 from fxprune.commands.export import write_files
 from fxprune.commands.options import parse_budget
-from fxprune.compare.measure import BATCHES, seconds
 from fxprune.demo import DigitNet, loaders
 from fxprune.emit.onnx import installed
+from fxprune.latency.stopwatch import in_turns
 from fxprune.report.text import human
 from fxprune.run import SLIM, Run
 from fxprune.train.loop import Pruned
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA, FOLDER = "fxprune.demo/1", "fxprune-demo"
 EPOCHS, RATE = (20, 20, 5), 3e-3  # a minute or two on two cores
+BATCHES, ROUNDS = (1, 32), 40  # of the times
 _EPILOG = """examples:
   fxprune demo
   fxprune demo --budget 1/16 --out sixteenth
@@ -94,10 +95,9 @@ def _measured(made: Pruned, full: nn.Module, found: Run) -> dict[str, Any]:
     cost = made.report["cost"]
     times = {}
     for size in BATCHES:
-        pairs = seconds(made.slim, full, found.example(), size)
-        slim_ms, full_ms = (1000 * statistics.median(taken) for taken in zip(*pairs, strict=True))
-        ratio = statistics.median(one / other for one, other in pairs)  # of neighbours: the machine may be busy
-        times[str(size)] = [round(full_ms, 4), round(slim_ms, 4), round(ratio, 4)]
+        taken = in_turns([full.eval(), made.slim], found.example(size), ROUNDS)
+        ratio = statistics.median(one / other for other, one in zip(*taken, strict=True))  # the machine may be busy
+        times[str(size)] = [*(round(1000 * statistics.median(own), 4) for own in taken), round(ratio, 4)]
     return {
         "accuracy": [made.before, made.after],
         "volume": [cost["volume"]["before"], cost["volume"]["after"]],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-import time
 from typing import Any
 
 import torch
@@ -13,13 +12,13 @@ from torch import nn
 
 from fxprune.budget.cost import METRICS
 from fxprune.budget.count import count
+from fxprune.latency.stopwatch import Inputs, device_of, in_turns
 from fxprune.passes.verify import noise
 
 PAIRS, BATCHES = 30, (1, 32)
 _CONVOLUTIONS = tuple(
     getattr(nn, f"Conv{transposed}{axes}d") for transposed in ("", "Transpose") for axes in (1, 2, 3)
 )
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def machine() -> dict[str, Any]:
@@ -58,27 +57,10 @@ def latency(slim: nn.Module, full: nn.Module, inputs: Inputs, more: tuple[int, .
     """Batch size -> time of the slim net over that of the full one: the median over pairs that run in turns."""
     found = {}
     for size in sorted({*BATCHES, *more}):
+        made = noise(*inputs, size, device_of(slim), torch.float32)
         try:
-            pairs = seconds(slim, full, inputs, size)
+            one, other = in_turns([slim.eval(), full.eval()], made, PAIRS)
         except (RuntimeError, TypeError, ValueError):  # the net takes the batch size of its example only
             continue
-        found[str(size)] = round(statistics.median(one / other for one, other in pairs), 4)
+        found[str(size)] = round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 4)
     return found
-
-
-def seconds(slim: nn.Module, full: nn.Module, inputs: Inputs, size: int) -> list[tuple[float, float]]:
-    """Of both nets in turns, so that whatever else the machine does falls on both alike."""
-    device = next((p.device for p in slim.parameters()), torch.device("cpu"))
-    args, kwargs = noise(*inputs, size, device, torch.float32)
-    with torch.inference_mode():
-        for net in (slim.eval(), full.eval()):  # the first call is never like the others
-            _timed(net, args, kwargs, device)
-        return [(_timed(slim, args, kwargs, device), _timed(full, args, kwargs, device)) for _ in range(PAIRS)]
-
-
-def _timed(net: nn.Module, args: Any, kwargs: Any, device: torch.device) -> float:
-    begin = time.perf_counter()
-    net(*args, **kwargs)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin

@@ -103,14 +103,14 @@ def sample(analysis: Analysis, compiled: Compiled) -> Samples:
 
 
 def fitted_table(mixer: Mixer, measured: Any, taken: Floats, samples: Samples) -> Table:
-    at_rows, at_columns, times, step = measured
+    at_rows, at_columns, times = measured
     rows = mixer.ids.reshape(-1)
     columns = np.array([ONE]) if mixer.groups > 1 else mixer.inputs.reshape(-1)  # grouped: a matter of rows alone
-    table = Table(rows, columns, at_rows, at_columns, times, step)
+    table = Table(rows, columns, at_rows, at_columns, times)
     alone = np.array(Latency((table,)).exact(samples.present))
     there = alone > 0
     factor = float(np.median(taken[there] / alone[there])) if there.any() else 1.0
-    return Table(rows, columns, at_rows, at_columns, factor * times, step)
+    return Table(rows, columns, at_rows, at_columns, factor * times)
 
 
 def fitted_line(ids: Ids, taken: Floats, samples: Samples) -> Line:
