@@ -13,7 +13,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,7 +53,7 @@ def ops() -> str:
     from fxprune import rules
 
     families: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    targets = {target: rule for target, rule in rules.RULES.items() if not isinstance(target, ModuleType)}
+    targets = {target: rule for target, rule in rules.RULES.items() if callable(target) or isinstance(target, str)}
     for target, rule in targets.items():
         kind, name = _named(target)
         families[rule.relate.__module__.rpartition(".")[2]][kind].add(name)

@@ -3,6 +3,7 @@
 Blocks of a page share a namespace and an empty folder. A comment before a block says what is special about it:
 
     <!-- raises -->          the block raises what the next text block shows ("..." stands for anything)
+    <!-- runs -->            the block's commands exit with 0 (<!-- runs: NAME --> if that module is installed)
     <!-- part of: CMD -->    the text block's lines are among those that the command prints
     <!-- fails: CMD -->      the command prints the text block to stderr and exits with 2
 """
@@ -80,6 +81,10 @@ def test_code_blocks_run(page: Path, folder: Path) -> None:
     names: dict[str, object] = {"__name__": "docs"}
     found = blocks(page)
     for block, following in zip(found, [*found[1:], {"text": ""}], strict=True):
+        mark, _, modules = block["mark"].partition(": ")
+        if mark == "runs" and all(map(importlib.util.find_spec, modules.split())):
+            for line in block["text"].splitlines():
+                assert main(shlex.split(line)[1:]) == 0, line
         if block["kind"] != "python":
             continue
         needs = re.match(r"# needs: (.*)", block["text"])
