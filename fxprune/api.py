@@ -24,6 +24,7 @@ from fxprune.passes.fuse import fuse_batch_norms
 from fxprune.passes.survivors import survivors
 from fxprune.passes.verify import comparing, in_float64
 from fxprune.passes.verify import verify as verify_slim
+from fxprune.report.page import write_page
 from fxprune.slimming import compile_wrapped, present_ids
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.loop import Pruned, Tools, run_all
@@ -159,7 +160,7 @@ def prune(
         metric_fn, noise, schedule, alpha, temperature, seed, checkpoint_minutes,
     )  # fmt: skip
     how: dict[str, Any] = {"metric": metric, "ignore": ignore, "leaf": leaf, "noise": noise, "schedule": schedule}
-    tools = Tools(lambda net, example: wrap(net, budget, example_inputs=example, **how), export, lambda folder: None)
+    tools = Tools(lambda net, example: wrap(net, budget, example_inputs=example, **how), export, write_page)
     console = progress if isinstance(progress, Console) else Console() if progress else None
 
     def go(settings: Settings, folder: Any) -> Pruned:
