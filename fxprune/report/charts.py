@@ -69,7 +69,7 @@ def lines(
     marks: Sequence[tuple[float, str]] = (), percent: bool = False, unit: str = "", from_zero: bool = False,
 ) -> Element:  # fmt: skip
     """``x_ticks`` name places along the bottom; ``marks`` are where something new begins, with its name."""
-    width, height, left, right, top, bottom = 440.0, 250.0, 46.0, 14.0, 26.0, 34.0
+    width, height, left, right, top, bottom = 370.0, 220.0, 38.0, 12.0, 26.0, 30.0
     svg = add(parent, "svg", class_="chart lines", viewBox=f"0 0 {number(width)} {number(height)}", role="img",
               aria_label=title)  # fmt: skip
     places = [x for line in entries for x, _ in line.points] + [x for x, _ in (*x_ticks, *marks)]

@@ -30,6 +30,9 @@ addEventListener("DOMContentLoaded", () => {
       row.textContent = line;
       return row;
     }));
+    move(element);
+  };
+  const move = (element) => {
     const mark = element.querySelector(".before, .box") || element;
     const box = mark.getBoundingClientRect(), own = tip.getBoundingClientRect();
     const right = box.right + 12 + own.width <= innerWidth;
@@ -42,7 +45,8 @@ addEventListener("DOMContentLoaded", () => {
   document.addEventListener("pointerover", (event) => show(named(event.target)));
   document.addEventListener("focusin", (event) => show(named(event.target)));
   document.addEventListener("focusout", () => show(null));
-  document.addEventListener("scroll", () => show(null), { capture: true, passive: true });
+  const follow = () => (shown && shown === document.activeElement ? move(shown) : show(null));
+  document.addEventListener("scroll", follow, { capture: true, passive: true });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") show(null); });
 
   // ---------------------------------------------------------------- the graph

@@ -39,6 +39,7 @@ class Fact:
     share: float | None = None  # of a block: how much of it lives
     marks: tuple[str, ...] = ()
     gone: bool = False
+    dead: bool = False  # nothing comes out of it; what is gone may still let something through
 
 
 class Facts:
@@ -56,9 +57,9 @@ class Facts:
         self.tree = tree_of(self.seen)
         self.blocks = {block.key: self._block(block) for block in self.tree.blocks()}
 
-    def is_gone(self, key: str) -> bool:
+    def is_dead(self, key: str) -> bool:
         fact = self.nodes.get(key) or self.blocks.get(key)
-        return fact is not None and fact.gone
+        return fact is not None and fact.dead
 
     def _node(self, name: str, node: dict[str, Any]) -> Fact:
         kind, label = node["kind"], node["label"]
@@ -97,7 +98,7 @@ class Facts:
         mark = "frozen" if info.name in self.frozen else mark
         count = f"{left.channels}/{info.channels}" if left else str(info.channels)
         gone = left is not None and not left.channels
-        return Fact("conv", info.name, label, count, mask, marks=(mark,) if mark else (), gone=gone)
+        return Fact("conv", info.name, label, count, mask, marks=(mark,) if mark else (), gone=gone, dead=gone)
 
     def _join(self, name: str, kind: str, node: dict[str, Any]) -> Fact:
         mask = self.data.streams.get(name, "")
@@ -119,7 +120,8 @@ class Facts:
         )
         count = f"{mask.count('1')}/{len(mask)}" if mask else ""
         marks = ("pooling",) if name in self.seen.pooling_blocks else ()
-        return Fact(kind, title, label, count, mask, marks=marks, gone=title == "gone")
+        dead = bool(mask) and "1" not in mask
+        return Fact(kind, title, label, count, mask, marks=marks, gone=title == "gone", dead=dead)
 
     def _block(self, block: Block) -> Fact:
         names = layer_names(self.seen, block.nodes())
@@ -143,7 +145,8 @@ class Facts:
         )
         if not names:
             return Fact("block", block.path, label)
-        return Fact("block", block.path, label, f"{after}/{before}", share=after / before, gone=not after)
+        dead = all(self.nodes[name].dead for name in block.nodes())
+        return Fact("block", block.path, label, f"{after}/{before}", share=after / before, gone=not after, dead=dead)
 
 
 def tree_of(seen: Inspection) -> Block:

@@ -13,7 +13,7 @@ from typing import Any
 from fxprune.report import layout
 from fxprune.report.blocks import IN, OUT, Block
 from fxprune.report.layout import Segment, placed, ranked
-from fxprune.report.markup import Element, add, number
+from fxprune.report.markup import Element, add, clean, number
 from fxprune.report.page_data import ReportData
 from fxprune.report.page_facts import Fact, Facts
 
@@ -68,15 +68,15 @@ class Graph:
             order = self.order[block.key]
             slots = [slot for rank in order.ranks for slot in rank]
             at = {slot: position for position, slot in enumerate(slots)}
-            blocks[block.key] = {
-                "slots": [None if isinstance(slot, tuple) else slot for slot in slots],
+            blocks[clean(block.key)] = {
+                "slots": [None if isinstance(slot, tuple) else clean(slot) for slot in slots],
                 "ranks": [[at[slot] for slot in rank] for rank in order.ranks],
                 "links": [[at[a], at[b]] for a, b in order.links],
             }
         constants = {"gap": GAP, "between": layout.BETWEEN_NODES, "passage": layout.PASSAGE, "sweeps": layout.SWEEPS,
                      "padding": PADDING, "header": HEADER, "margin": MARGIN, "width": self.width,
                      "closed": CLOSED}  # fmt: skip
-        heights = {name: HEIGHTS[fact.kind] for name, fact in self.facts.nodes.items()}
+        heights = {clean(name): HEIGHTS[fact.kind] for name, fact in self.facts.nodes.items()}
         return {"root": self.root.key, **constants, "heights": heights, "blocks": blocks, "ports": [IN, OUT]}
 
     # ------------------------------------------------------------ placing
@@ -106,9 +106,9 @@ class Graph:
         edges = add(parent, "g", class_="edges", aria_hidden="true")
         for segment in found.segments:
             source = _name(segment.link[0])
-            fade = self.facts.is_gone(source) or (segment.arrow and self.facts.is_gone(_name(segment.link[1])))
+            fade = self.facts.is_dead(source) or (segment.arrow and self.facts.is_dead(_name(segment.link[1])))
             shown = segment.arrow and segment.link[1] not in (IN, OUT)
-            add(edges, "path", class_="edge gone" if fade else "edge", d=self._path(segment, shift),
+            add(edges, "path", class_="edge dead" if fade else "edge", d=self._path(segment, shift),
                 marker_end="url(#arrow)" if shown else None)  # fmt: skip
         for key, inner in block.members.items():
             x, y = found.centres[key]
@@ -137,7 +137,7 @@ class Graph:
     def _block(self, group: Element, block: Block, size: tuple[float, float]) -> None:
         fact, is_open = self.facts.blocks[block.key], block.key in self.opened
         classes = ["block", *(["gone"] if fact.gone else []), *([] if is_open else ["closed"])]
-        group.attrib.update({"class": " ".join(classes), "data-key": block.key})
+        group.attrib.update({"class": " ".join(classes), "data-key": clean(block.key)})
         head = add(group, "g", class_="head", tabindex=0, role="button", aria_expanded="true" if is_open else "false",
                    aria_label=fact.label)  # fmt: skip
         add(head, "rect", class_="box", width=size[0], height=size[1], rx=8)
@@ -154,8 +154,8 @@ class Graph:
         fact, kind = self.facts.nodes[key], self.facts.nodes[key].kind
         width, height = self.width, HEIGHTS[kind]
         classes = ["node", kind, *fact.marks, *(["gone"] if fact.gone else [])]
-        group.attrib.update({"class": " ".join(classes), "data-key": key, "tabindex": "0", "role": "img"})
-        group.set("aria-label", fact.label)
+        group.attrib.update({"class": " ".join(classes), "data-key": clean(key), "tabindex": "0", "role": "img"})
+        group.set("aria-label", clean(fact.label))
         if kind in ("input", "output"):
             add(group, "rect", class_="box", width=width, height=height, rx=height / 2)
             add(group, "text", _short(fact.name, 20), class_="name middle", x=width / 2, y=16)
