@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 IN, OUT = "<", ">"  # where edges enter and leave a block; no names of nodes
-_MOST = 0.8  # of what a block holds, in one block inside of it
+_MOST = 0.7  # of what a block holds, in one block inside of it
 
 
 @dataclass

@@ -195,8 +195,10 @@ def groups(root: Block, seen: Inspection, most: int = _BARS) -> list[tuple[str, 
         (seen.nodes[key]["label"] if block is None else block.path, [key] if block is None else list(block.nodes()))
         for block, key in found
     ]
-    convs = [(name, layer_names(seen, nodes)) for name, nodes in named]
-    return [(name, layers) for name, layers in convs if layers]
+    convs: dict[str, list[str]] = {}  # a layer that is called several times is one
+    for name, nodes in named:
+        convs.setdefault(name, []).extend(layer for layer in layer_names(seen, nodes) if layer not in convs.get(name, ()))
+    return [(name, layers) for name, layers in convs.items() if layers]
 
 
 def _is_last(block: Block) -> bool:
