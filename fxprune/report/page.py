@@ -197,7 +197,8 @@ def groups(root: Block, seen: Inspection, most: int = _BARS) -> list[tuple[str, 
     ]
     convs: dict[str, list[str]] = {}  # a layer that is called several times is one
     for name, nodes in named:
-        convs.setdefault(name, []).extend(layer for layer in layer_names(seen, nodes) if layer not in convs.get(name, ()))
+        known = convs.setdefault(name, [])
+        known += [layer for layer in layer_names(seen, nodes) if layer not in known]
     return [(name, layers) for name, layers in convs.items() if layers]
 
 

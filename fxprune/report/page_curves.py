@@ -8,9 +8,9 @@ from typing import Any
 from fxprune.report.charts import Line, lines, ticks
 from fxprune.report.markup import Element, add
 from fxprune.report.page_data import ReportData
+from fxprune.report.page_summary import NAMES
 
 Rows = Sequence[dict[str, Any]]
-_NAMES = {"volume": "volume", "flops": "FLOPs", "params": "params"}
 
 
 def curves(parent: Element, data: ReportData) -> bool:
@@ -40,7 +40,7 @@ def _cost(parent: Element, data: ReportData) -> None:
         Line(name, style, [(row["step"] / max(total, 1), row[key] / full) for row in rows])
         for key, name, style in (("b", "sliding budget b", "two"), ("V", "cost V of the network", "one"))
     ]
-    figure = _figure(parent, f"Cost and sliding budget, in % of the full {_NAMES.get(metric, metric)}", found)
+    figure = _figure(parent, f"Cost and sliding budget, in % of the full {NAMES.get(metric, metric)}", found)
     said = "Cost of the network and sliding budget over the progress of pruning"
     across = [(n / 4, f"{n * 25} %") for n in range(5)]
     lines(figure, said, found, x_ticks=across, percent=True, from_zero=True)

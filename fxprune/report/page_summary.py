@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from fxprune.budget.cost import LATENCY
 from fxprune.report.markup import Element, add
 from fxprune.report.page_data import ReportData
 from fxprune.report.page_tables import COSTS
 from fxprune.report.text import human, lower_bound, percent
 
-NAMES = {"volume": "volume", "flops": "FLOPs", "params": "params"}
+NAMES = {"volume": "volume", "flops": "FLOPs", "params": "params", LATENCY: "latency"}
 _TITLES = {
     "volume": "Volume",
     "flops": "FLOPs",
     "params": "Params",
     "network_flops": "FLOPs with linear layers",
     "network_params": "All parameters",
+    LATENCY: "Latency of the example's batch, in ns, by a model of this machine",
 }
 
 
@@ -23,20 +25,20 @@ def cards(main: Element, data: ReportData) -> None:
     before, after = data.accuracy.get("before"), data.accuracy.get("after", data.accuracy.get("exported"))
     if before is not None or after is not None:
         _accuracy(_card(part, "Accuracy"), data, before, after)
-    for metric, title in COSTS:
+    for metric, title in (*COSTS, (LATENCY, "Latency")):  # the last one only if a budget asked for it
         if metric not in data.before:
             continue
         full, left = data.before[metric], (data.after or {}).get(metric)
         card = _card(part, title)
         if left is None:
-            add(card, "p", human(full), class_="big")
+            add(card, "p", _said(metric, full) if metric == LATENCY else human(full), class_="big")
             _before_pruning(card, data, metric, full)
             continue
         big = add(card, "p", f"{full / left:.1f}×" if left else "–", class_="big")
         add(big, "small", "less")
         meter = add(card, "div", class_="meter", aria_hidden="true")
         add(meter, "i", style=f"width:{100 * left / max(full, 1):.2f}%")
-        add(card, "p", f"{full:,} → {left:,}", class_="numbers")
+        add(card, "p", f"{_said(metric, full)} → {_said(metric, left)}", class_="numbers")
         share = data.budget.get(metric)
         told = f"{percent(left / full if full else 0)} % is left"
         told += f"; {percent(left / (share * full))} % of its budget" if share and full else ""
@@ -44,15 +46,27 @@ def cards(main: Element, data: ReportData) -> None:
 
 
 def _before_pruning(card: Element, data: ReportData, metric: str, full: int) -> None:
-    add(card, "p", f"{full:,}", class_="numbers")
+    add(card, "p", f"{full:,}{' ns' if metric == LATENCY else ''}", class_="numbers")
     seen, share = data.inspection, data.budget.get(metric)
     if seen is None:
         return
-    told = f"smallest net: {seen.smallest[metric]:,}, a budget of {lower_bound(seen.smallest_budget[metric])}"
+    if metric not in seen.smallest:
+        return
+    told = (
+        f"smallest net: {_said(metric, seen.smallest[metric])}, a budget of {lower_bound(seen.smallest_budget[metric])}"
+    )
     if data.run is None and share is not None:
         can = seen.smallest[metric] <= share * full
         told = f"{fraction(share)} {'can be reached' if can else 'is out of reach'}; {told}"
     add(card, "p", told, class_="told")
+
+
+def _said(metric: str, count: int) -> str:
+    """
+    >>> _said("volume", 43008), _said("latency", 1_234_567)
+    ('43,008', '1.23 ms')
+    """
+    return f"{count / 1e6:.3g} ms" if metric == LATENCY else f"{count:,}"
 
 
 def _accuracy(card: Element, data: ReportData, before: float | None, after: float | None) -> None:

@@ -145,6 +145,8 @@ def test_a_page_of_an_inspection_has_no_run() -> None:
         {"accuracy": {"before": 31.5, "after": 30.25}},
         {"after": {"volume": 0, "flops": 0, "params": 0}},
         {"budget": {"volume": 0.5, "flops": 0.3}},
+        {"budget": {"latency": 0.5}, "before": {**residual().cost, "latency": 9}, "after": {"volume": 1, "latency": 4}},
+        {"budget": {"latency": 0.5}, "before": {**residual().cost, "latency": 9}, "after": None, "layers": None},
     ],
     ids=lambda lacking: ",".join(lacking),
 )
