@@ -40,11 +40,14 @@ zoo: $(VENV)/.zoo  ## Run over the model zoos (long)
 fuzz: $(STAMP)  ## Run the randomized tests (long)
 	$(BIN)/python -m pytest -m fuzz
 
-bench: $(STAMP)  ## Measure times of analysis, export and training steps, and how training follows the budget
+bench: $(STAMP)  ## Measure times: analysis, export, training steps, slim nets, budgets of latency (long; a quiet machine)
 	$(BIN)/python benchmarks/analysis_time.py
 	$(BIN)/python benchmarks/export_time.py
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/follow.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/slim_time.py --compile
+	$(BIN)/python benchmarks/latency_budget.py
 
 bench-digits: $(STAMP)  ## Compare all methods and Torch-Pruning on handwriting (less than ten minutes on two cores)
 	$(BIN)/fxprune compare benchmarks/compare_digits.toml --jobs 2 --out benchmarks/results/compare_digits

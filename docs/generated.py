@@ -133,6 +133,20 @@ def _cell(text: str, longest: int = 200) -> str:
     return text.replace("<", "&lt;").replace("https://", "")
 
 
+# ------------------------------------------------------------------ comparisons
+
+
+def means() -> str:
+    """The tables of mean accuracies of the committed comparison on CIFAR-10, each below its heading."""
+    text = (ROOT / "benchmarks/results/compare_cifar/compare.md").read_text(encoding="utf-8")
+    found = []
+    for part in text.split("\n## ")[1:]:
+        heading, _, rest = part.partition("\n")
+        tables = [block for block in rest.split("\n\n") if block.strip().startswith("| mean accuracy")]
+        found += [f"*{heading}*:\n\n{table.strip()}" for table in tables[:1]]
+    return "\n\n".join(found) + "\n"
+
+
 # ------------------------------------------------------------------ configuration files
 
 _WORDS = {int: "whole number", float: "number", str: "text", dict: "table", list: "list"}
@@ -163,7 +177,8 @@ def _keys(sections: dict[str, dict[str, Any]]) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "commands": commands, "ops": ops, "zoo": zoo, "prune_keys": prune_keys, "compare_keys": compare_keys,
+    "commands": commands, "ops": ops, "zoo": zoo, "means": means, "prune_keys": prune_keys,
+    "compare_keys": compare_keys,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -21,8 +21,10 @@ from fxprune.inspection import Inspection, describe
 from fxprune.layers import NOISES
 from fxprune.passes.analysis import analyse, check_data, check_finite, check_model, named_tensors
 from fxprune.passes.fuse import fuse_batch_norms
+from fxprune.passes.survivors import survivors
 from fxprune.passes.verify import comparing, in_float64
 from fxprune.passes.verify import verify as verify_slim
+from fxprune.report.page import write_page
 from fxprune.slimming import compile_wrapped, present_ids
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.loop import Pruned, Tools, run_all
@@ -100,6 +102,7 @@ def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False,
             exact = in_float64(copy.deepcopy(wrapped))  # where only rounding is left to differ
             compiled = in_float64(compile_wrapped(exact, present)[0])
             report.error, report.batches = verify_slim(exact, compiled, *wrapped.analysis.channels.trace.example)
+    report.living = survivors(wrapped.analysis, present)
     report.fused = fuse_batch_norms(slim) if fuse else 0
     report.after["network_params"] = sum(parameter.numel() for parameter in slim.parameters())  # counted, not estimated
     slim.report = report  # type: ignore[assignment]
@@ -157,7 +160,7 @@ def prune(
         metric_fn, noise, schedule, alpha, temperature, seed, checkpoint_minutes,
     )  # fmt: skip
     how: dict[str, Any] = {"metric": metric, "ignore": ignore, "leaf": leaf, "noise": noise, "schedule": schedule}
-    tools = Tools(lambda net, example: wrap(net, budget, example_inputs=example, **how), export)
+    tools = Tools(lambda net, example: wrap(net, budget, example_inputs=example, **how), export, write_page)
     console = progress if isinstance(progress, Console) else Console() if progress else None
 
     def go(settings: Settings, folder: Any) -> Pruned:

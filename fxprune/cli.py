@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from fxprune import __version__
-from fxprune.commands import check, compare, demo, export, inspect, profile, prune
+from fxprune.commands import check, compare, demo, export, inspect, profile, prune, report
 from fxprune.commands.failures import told, where_of
 from fxprune.emit.files import reason
 from fxprune.errors import FxPruneError
 
-COMMANDS = (demo, inspect, prune, compare, profile, export, check)
+COMMANDS = (demo, inspect, prune, report, compare, profile, export, check)
 
 
 def build_parser() -> argparse.ArgumentParser:

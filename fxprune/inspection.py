@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+import types
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import networkx as nx
 import numpy as np
@@ -85,6 +87,65 @@ class Inspection:
     def as_dict(self) -> dict[str, Any]:
         """Ready for ``json.dumps``."""
         return asdict(self)
+
+    @classmethod
+    def restored(cls, data: Any) -> Inspection:
+        """What ``as_dict`` gave, after a way through JSON; a ValueError if it is something else."""
+        seen = _restored(cls, data, "")
+        assert isinstance(seen, Inspection)
+        for name, node in seen.nodes.items():
+            if not all(isinstance(node.get(key), str) for key in ("kind", "label")):
+                raise ValueError(f"nodes.{name} has no kind or no label")
+        if not all(end in seen.nodes for edge in seen.edges for end in edge):
+            raise ValueError("an edge leads to a node that is not there")
+        if not nx.is_directed_acyclic_graph(nx.DiGraph(seen.edges)):
+            raise ValueError("the graph goes in a circle")
+        return seen
+
+
+def plain(value: Any) -> Any:
+    """What JSON has no word for (infinity, a dtype that a branch looked at) becomes text.
+
+    >>> plain({"a": (1, float("inf"), complex(1, 2))})
+    {'a': [1, 'inf', '(1+2j)']}
+    """
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return repr(value)
+
+
+def _restored(hint: Any, value: Any, where: str) -> Any:
+    """``value`` as the annotation ``hint`` says; ``where`` it stands is told if it is not."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return None if value is None else _restored(inner[0], value, where)
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+        hints = get_type_hints(hint)
+        given = {f.name: value[f.name] for f in fields(hint) if f.name in value}
+        try:
+            return hint(**{name: _restored(hints[name], entry, f"{where}.{name}") for name, entry in given.items()})
+        except TypeError as error:
+            raise ValueError(f"{where.lstrip('.') or 'it'} is not complete") from error
+    if origin is tuple and isinstance(value, (list, tuple)):
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        if len(kinds) == len(value):
+            pairs = enumerate(zip(kinds, value, strict=True))
+            return tuple(_restored(kind, entry, f"{where}[{n}]") for n, (kind, entry) in pairs)
+    if origin is dict and isinstance(value, dict):
+        return {str(key): _restored(inner[1], entry, f"{where}.{key}") for key, entry in value.items()}
+    if hint in (int, str) and type(value) is hint:
+        return value
+    if hint is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    raise ValueError(f"{where.lstrip('.') or 'it'} is not what it should be")
 
 
 def describe(analysis: Analysis, name: str, example: Any) -> Inspection:

@@ -1,6 +1,7 @@
-"""The folder of a pruning run: ``run.json``, ``hardened/`` and ``slim/``. Nothing in it is pickled.
+"""The folder of a pruning run: ``run.json``, ``network.json``, ``hardened/`` and ``slim/``. Nothing in it is pickled.
 
 - ``run.json``: what was pruned, on which inputs, to which budget, and how far the run is.
+- ``network.json``: the layers and joins of the net, and what became of them: for reports, which run no code.
 - ``hardened/``: the net after its gates were decided, at its original width, as source and weights.
 - ``slim/``: the final net, as source and weights. Fine-tuned, it computes something else than ``hardened/``.
 """
@@ -24,12 +25,16 @@ from fxprune.emit.example import described, restored
 from fxprune.emit.files import as_path, file_above, told, write_atomically
 from fxprune.emit.folder import read, write_net
 from fxprune.errors import FxPruneError, OptionError, RunError
+from fxprune.inspection import describe, plain
 from fxprune.passes.freeze import frozen
-from fxprune.passes.verify import batch_size, noise, tensors
+from fxprune.passes.survivors import survivors
+from fxprune.passes.verify import TOLERANCE, batch_size, noise, tensors
+from fxprune.slimming import present_ids
 from fxprune.wrapped import Wrapped
 
-FACTS, HARDENED, SLIM = "run.json", "hardened", "slim"
+FACTS, NETWORK, HARDENED, SLIM = "run.json", "network.json", "hardened", "slim"
 SCHEMA, VERSION = "fxprune.run/", 1
+NETWORK_SCHEMA = "fxprune.network/1"
 STAGES = ("pruning", "fine-tuning", "finished")  # then there is nothing, hardened/, and slim/ too
 _NAME = "name the folder of a pruning run"
 
@@ -105,6 +110,7 @@ class Run:
         }
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / FACTS, json.dumps(facts, indent=2) + "\n")
+        _record(path, {"inspection": _described(wrapped)})
 
     @property
     def stage(self) -> str:
@@ -121,6 +127,8 @@ class Run:
         """Keep the hardened net, at its original width."""
         _check_wrapped(wrapped, "write_hardened")
         self._write(HARDENED, frozen(wrapped))
+        living = survivors(wrapped.analysis, present_ids(wrapped, "mixed"))
+        self.record(inspection=_described(wrapped), living=living, joins=None, certificate=None)
         self._update(stage=STAGES[1], cost=None)
 
     def write_slim(self, slim: fx.GraphModule) -> None:
@@ -132,7 +140,15 @@ class Run:
             )
         found = self._count(slim)
         self._write(SLIM, slim)
+        made: Any = getattr(slim, "report", None)
+        if getattr(made, "living", None):  # a net that was loaded has none
+            self.record(living=made.living, joins=made.joined, certificate=_certificate(made))
         self._update(stage=STAGES[2], cost={metric: getattr(found, metric) for metric in METRICS})
+
+    def record(self, **facts: Any) -> None:
+        """Keep what a report should tell, in ``network.json``, beside what is there."""
+        with told("written", self.folder, RunError):
+            _record(self.folder, facts)
 
     def _count(self, slim: fx.GraphModule) -> Count:
         """What the net costs on the run's inputs; one that cannot read them, or answers otherwise, is another net."""
@@ -201,6 +217,26 @@ class Run:
         """After the part that it tells of: a run that is cut off in between is a step behind, never ahead."""
         self._facts = {**self._facts, **changes}
         write_atomically(self.folder / FACTS, json.dumps(self._facts, indent=2) + "\n")
+
+
+def _described(wrapped: Wrapped) -> dict[str, Any]:
+    args, kwargs = wrapped.analysis.channels.trace.example
+    return describe(wrapped.analysis, type(wrapped).__name__, (args, kwargs)).as_dict()
+
+
+def _certificate(made: Any) -> dict[str, Any]:
+    """What export found when it compared the hardened net with the slim one; no error: it did not."""
+    tried = {"error": made.error, "batches": made.batches, "dtype": "float64", "tolerance": TOLERANCE}
+    return {**tried, "fused": made.fused}
+
+
+def _record(folder: Path, facts: dict[str, Any]) -> None:
+    try:
+        known = json.loads((folder / NETWORK).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        known = {}  # a report can do without
+    kept = known if isinstance(known, dict) and known.get("schema") == NETWORK_SCHEMA else {}
+    write_atomically(folder / NETWORK, json.dumps({"schema": NETWORK_SCHEMA, **kept, **plain(facts)}) + "\n")
 
 
 def _read(folder: Path) -> dict[str, Any]:

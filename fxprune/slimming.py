@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,9 @@ def compile_wrapped(wrapped: Wrapped, present: Bools) -> tuple[fx.GraphModule, S
         after=analysis.costs.of_present(present).as_dict(),
         removed=tuple(layer.name for layer in analysis.layers if layer.name not in kept),
         widths={layer.name: int(present[layer.calls[0].ids].sum()) for layer in analysis.layers},
-        joins=joins,
+        joins=dict(Counter(joins.values())),
+        joined=joins,  # add -> kind
+        living={},  # set by export: what passes.survivors tells
         error=None,
         batches=[],
         fused=0,

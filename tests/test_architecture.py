@@ -12,8 +12,8 @@ import fxprune
 ROOT = Path(fxprune.__file__).parent
 ORDER = [
     {"errors", "ids"}, {"core"}, {"tracing"}, {"layers"}, {"rules"}, {"budget"}, {"passes"}, {"latency"},
-    {"wrapped", "slimming", "timing", "inspection"}, {"emit"}, {"run"}, {"methods"}, {"train"}, {"api"},
-    {"compare", "demo", "integrations"}, {"report"}, {"commands"}, {"cli"}, {"__main__"},
+    {"wrapped", "slimming", "timing", "inspection"}, {"emit"}, {"run"}, {"methods"}, {"train"}, {"report"}, {"api"},
+    {"compare", "demo", "integrations"}, {"commands"}, {"cli"}, {"__main__"},
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

@@ -63,7 +63,8 @@ def wheel(checkout: Path) -> Path:
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "fxprune").rglob("*.py")}
-    assert sources | {"fxprune/py.typed"} == {name for name in names if ".dist-info/" not in name}
+    data = {"fxprune/py.typed", "fxprune/report/page.css", "fxprune/report/page.js"}
+    assert sources | data == {name for name in names if ".dist-info/" not in name}
 
 
 def test_wheel_says_what_it_is(wheel: Path) -> None:

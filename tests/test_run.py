@@ -57,7 +57,7 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
     assert again.cost == {key: slim.report.after[key] for key in ("volume", "flops", "params")}
     assert error(call(again.hardened(), example), call(wrapped, example)) == 0
     assert error(call(again.slim(), example), call(slim, example)) == 0
-    assert sorted(entry.name for entry in run.folder.iterdir()) == ["hardened", "run.json", "slim"]
+    assert sorted(entry.name for entry in run.folder.iterdir()) == ["hardened", "network.json", "run.json", "slim"]
 
 
 def test_nothing_is_pickled(run: Run) -> None:

@@ -153,6 +153,7 @@ class Counter:
         affines: dict[str, list[Ids]] = {}
         for affine in channels.affines:
             affines.setdefault(affine.name, []).append(affine.ids.reshape(1, -1))
+        self.names = list(layers)
         self.unions: list[list[Ids]] = []  # of layers that are called several times
         self.size = channels.table.size
         rows = [self._union([call.ids for call in calls]) for calls in layers.values()]
@@ -183,22 +184,34 @@ class Counter:
 
     def count(self, present: Bools) -> tuple[Counts, Counts, Counts, Counts, Counts]:
         """Volume, FLOPs and parameters of convolutions; FLOPs and parameters of everything else."""
-        if self.unions:
-            joined = [np.logical_or.reduce([present[ids] for ids in calls]) for calls in self.unions]
-            known = np.concatenate([present, *joined])
-        else:
-            known = present
+        known, conv = self._known(present), self.conv
+        volume, flops, size = self._by_layer(present, known)
+        return (
+            volume[conv].sum(0), flops[conv].sum(0), size[conv].sum(0), flops[~conv].sum(0),
+            size[~conv].sum(0) + self.affine @ self.affines.count(known),
+        )  # fmt: skip
+
+    def by_layer(self, present: Bools) -> dict[str, tuple[int, int, int]]:
+        """Volume, FLOPs and parameters of every convolution, for one mask."""
+        mask = present.reshape(-1, 1)
+        found = np.concatenate(self._by_layer(mask, self._known(mask)), axis=1).tolist()
+        return {name: tuple(found[n]) for n, name in enumerate(self.names) if self.conv[n]}
+
+    def _known(self, present: Bools) -> Bools:
+        """With what any of several calls computes."""
+        if not self.unions:
+            return present
+        joined = [np.logical_or.reduce([present[ids] for ids in calls]) for calls in self.unions]
+        return np.concatenate([present, *joined])
+
+    def _by_layer(self, present: Bools, known: Bools) -> tuple[Counts, Counts, Counts]:
         rows, columns = self.rows.count(known), self.columns.count(known)
         if self.grouped:
             columns = np.maximum.reduceat(columns * (rows > 0), self.groups, axis=0)
             rows = np.add.reduceat(rows, self.groups, axis=0)
         weights = rows * columns * self.kernel
         area, sites = self._places(present)
-        size, flops, conv = weights + rows * self.bias, 2 * weights * sites, self.conv
-        return (
-            (rows * area)[conv].sum(0), flops[conv].sum(0), size[conv].sum(0), flops[~conv].sum(0),
-            size[~conv].sum(0) + self.affine @ self.affines.count(known),
-        )  # fmt: skip
+        return rows * area, 2 * weights * sites, weights + rows * self.bias
 
     def _places(self, present: Bools) -> tuple[Counts, Counts]:
         """Positions per layer. A call whose result nobody reads is not made."""

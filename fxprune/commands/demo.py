@@ -89,15 +89,14 @@ def _adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 
 def _measured(made: Pruned, full: nn.Module, found: Run) -> dict[str, Any]:
-    """Unpruned and slim, in this order; of times also the ratio."""
+    """Unpruned and slim, in this order."""
     weights = io.BytesIO()
     torch.save(full.state_dict(), weights)
     cost = made.report["cost"]
     times = {}
     for size in BATCHES:
         taken = in_turns([full.eval(), made.slim], found.example(size), ROUNDS)
-        ratio = statistics.median(one / other for other, one in zip(*taken, strict=True))  # the machine may be busy
-        times[str(size)] = [*(round(1000 * statistics.median(own), 4) for own in taken), round(ratio, 4)]
+        times[str(size)] = [round(1000 * statistics.median(own), 4) for own in taken]
     return {
         "accuracy": [made.before, made.after],
         "volume": [cost["volume"]["before"], cost["volume"]["after"]],
@@ -128,9 +127,9 @@ def show(said: dict[str, Any], console: Console) -> None:
     names = {"volume": "volume of activations", "flops": "FLOPs", "params": "parameters", "bytes": "bytes of weights"}
     for key, name in names.items():
         table.add_row(name, *map(human, said[key]), _ratio(*said[key]))
-    for size, (full, slim, ratio) in said["milliseconds"].items():
+    for size, (full, slim) in said["milliseconds"].items():
         pictures = "1 picture" if size == "1" else f"{size} pictures"
-        table.add_row(f"time for {pictures}", f"{full:.2f} ms", f"{slim:.2f} ms", _ratio(1, ratio))
+        table.add_row(f"time for {pictures}", f"{full:.2f} ms", f"{slim:.2f} ms", _ratio(full, slim))
     console.print(table)
     run, source, onnx = (said["files"][name] for name in ("run", "source", "onnx"))
     lines = [

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +13,13 @@ from torch import nn
 from fxprune import __version__
 from fxprune.commands.difference import Comparison, compare
 from fxprune.commands.failures import unprinted
-from fxprune.commands.options import check_writable
+from fxprune.commands.options import check_outside, check_writable, writing
 from fxprune.emit.files import write_atomically
 from fxprune.emit.folder import duplicate, write
 from fxprune.emit.onnx import OnnxNet, installed, require, to_onnx
 from fxprune.errors import ExportError, OptionError
 from fxprune.passes.fuse import fuse_batch_norms
-from fxprune.run import FACTS, HARDENED, SLIM, Run
+from fxprune.run import SLIM, Run
 from fxprune.tracing import graph_module, trace
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ def write_files(
 ) -> dict[str, Any]:
     """Write a run's slim net, compared with what the run holds; returns what was done."""
     for option, path in (("--onnx", onnx), ("--source", source)):
-        _check_outside(option, path, found)
+        check_outside(option, path, found)
     said: dict[str, Any] = {"schema": SCHEMA, "run": str(found.folder), "fused": None, "source": None, "onnx": None}
     with unprinted():  # what the net's code prints is not part of the report
         slim = net = found.slim().float()
@@ -81,11 +79,11 @@ def write_files(
                 outcome = _compared(found, slim, OnnxNet(data, "what was exported"), "the net in ONNX Runtime")
                 said["onnx"].update(error=outcome.differences[SLIM], batches=outcome.batches)
         if source is not None:
-            with _writing("--source", source):
+            with writing("--source", source):
                 _write_source(found, net if fuse else None, source)
             said["source"] = str(source)
         if onnx is not None:
-            with _writing("--onnx", onnx):
+            with writing("--onnx", onnx):
                 write_atomically(onnx, data)
     return said
 
@@ -93,13 +91,6 @@ def write_files(
 def _example_inputs(found: Run) -> Any:
     args, kwargs = found.example(dtype=torch.float32)
     return kwargs or args
-
-
-def _check_outside(option: str, path: Path | None, found: Run) -> None:
-    """What the run wrote is the run's."""
-    own = [(found.folder / part).resolve() for part in (FACTS, HARDENED, SLIM)]
-    if path is not None and any(path.resolve().is_relative_to(part) for part in own):
-        raise OptionError(f"{option} {path} is a part of the run", fix="write elsewhere")
 
 
 def _write_source(found: Run, fused: nn.Module | None, path: Path) -> None:
@@ -117,15 +108,6 @@ def _compared(found: Run, slim: nn.Module, other: Any, what: str) -> Comparison:
         how = outcome.problem or f"it is {far:.1e} of the largest output away from the run's slim net"
         raise ExportError(f"{what} is not the run's: {how}", fix="please report this net; nothing was written")
     return outcome
-
-
-@contextlib.contextmanager
-def _writing(option: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise OptionError(f"{option} {path} cannot be written: {why}", fix="write elsewhere") from error
 
 
 def _lines(said: dict[str, Any]) -> list[str]:

@@ -12,13 +12,22 @@ from rich.console import Console, RenderableType
 
 import fxprune
 from fxprune.commands.failures import unprinted
-from fxprune.commands.options import DTYPES, check_writable, example_of, parse_arguments, parse_budget, parse_inputs
+from fxprune.commands.options import (
+    DTYPES,
+    check_writable,
+    example_of,
+    parse_arguments,
+    parse_budget,
+    parse_inputs,
+    writing,
+)  # fmt: skip
 from fxprune.commands.target import load_model, load_module
 from fxprune.emit.files import write_atomically
-from fxprune.errors import OptionError
 from fxprune.inspection import Inspection
 from fxprune.report.data import as_json
 from fxprune.report.notes import Notes, collect
+from fxprune.report.page import render
+from fxprune.report.page_data import of_inspection
 from fxprune.report.summary import foot, head
 from fxprune.report.svg import draw
 from fxprune.report.table import layer_table
@@ -54,6 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
     shape.add_argument("--json", action="store_true", help="print everything as JSON (docs/reference/json.md)")
     shape.add_argument("--tree", action="store_true", help="print a tree by module path instead of a table")
     add("--svg", type=Path, metavar="FILE", help="draw the layer graph, too")
+    add("--html", type=Path, metavar="FILE", help="write everything as one HTML page, too (docs/how-to/report.md)")
     parser.set_defaults(run=run)
 
 
@@ -61,8 +71,9 @@ def run(options: argparse.Namespace) -> int:
     positional, named = parse_inputs(options.input, DTYPES[options.dtype])
     arguments = parse_arguments(options.arg)
     budget = parse_budget(options.budget) if options.budget is not None else None
-    if options.svg is not None:
-        check_writable("--svg", options.svg, "graph.svg")
+    for option, path in (("--svg", options.svg), ("--html", options.html)):
+        if path is not None:
+            check_writable(option, path, f"net.{option[2:]}")
     with unprinted():  # what the model's code prints is not part of the report
         for module in options.preload:
             load_module(module)
@@ -70,7 +81,9 @@ def run(options: argparse.Namespace) -> int:
         seen = fxprune.inspect(model, example_of(model, positional, named), ignore=options.ignore, leaf=options.leaf)
     notes = collect(seen)
     if options.svg is not None:
-        _write_svg(options.svg, draw(seen, notes))
+        _write("--svg", options.svg, draw(seen, notes))
+    if options.html is not None:
+        _write("--html", options.html, render(of_inspection(seen, fxprune.__version__, budget)))
     if options.json:
         print(as_json(seen, budget))
     else:
@@ -78,12 +91,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write_svg(path: Path, drawing: str) -> None:
-    try:
-        write_atomically(path, drawing)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise OptionError(f"--svg {path} cannot be written: {why}", fix="write elsewhere") from error
+def _write(option: str, path: Path, text: str) -> None:
+    with writing(option, path):
+        write_atomically(path, text)
     print(f"wrote {path}", file=sys.stderr)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch import nn
 from fxprune.budget.target import as_share
 from fxprune.emit.files import as_path, told
 from fxprune.errors import OptionError
+from fxprune.run import FACTS, HARDENED, NETWORK, SLIM, Run
+from fxprune.train.checkpoint import FILE
+from fxprune.train.loop import REPORT
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "bool")}
 _DIGITS = 30  # more than any size has, and less than Python refuses to read
@@ -109,3 +113,21 @@ def check_writable(option: str, path: Path, name: str) -> None:
             raise OptionError(
                 f"{option} {path}: there is no directory {path.parent}", fix="create it, or write elsewhere"
             )
+
+
+def check_outside(option: str, path: Path | None, found: Run) -> None:
+    """What the run wrote is the run's."""
+    parts = (FACTS, NETWORK, HARDENED, SLIM, REPORT, FILE, "log.csv", "log.jsonl", "tensorboard")
+    own = [(found.folder / part).resolve() for part in parts]
+    if path is not None and any(path.resolve().is_relative_to(part) for part in own):
+        raise OptionError(f"{option} {path} is a part of the run", fix="write elsewhere")
+
+
+@contextlib.contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """What goes wrong meanwhile is about this file."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OptionError(f"{option} {path} cannot be written: {why}", fix="write elsewhere") from error

@@ -100,4 +100,4 @@ def _lines(made: Pruned) -> list[str]:
         lines.append(f"{metric}: {cost['after']:,} of {cost['before']:,} ({part} %), at most {percent(share)} %")
     if made.before is not None and made.after is not None:
         lines.append(f"accuracy: {made.before:.4f} before, {made.after:.4f} after")
-    return [*lines, f"wrote {made.run}: slim/, hardened/, report.json, log.csv"]
+    return [*lines, f"wrote {made.run}: slim/, hardened/, report.json, report.html, log.csv"]

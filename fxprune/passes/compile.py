@@ -29,8 +29,8 @@ def compile_slim(
     *,
     in_place: Collection[str] = (),
     dead: Mapping[fx.Node, npt.NDArray[np.bool_]] | None = None,
-) -> tuple[fx.GraphModule, dict[str, int]]:
-    """The slim module and how its joins were written (kind -> count).
+) -> tuple[fx.GraphModule, dict[str, str]]:
+    """The slim module and how its adds were written (name in the original graph -> kind).
 
     ``in_place`` are modules that write in place in the original. ``dead`` tells, for a network that computes dead
     channels too, where they would come to life (one entry per id of the tensor): they are made zero there.

@@ -32,18 +32,21 @@ def layer_graph(channels: Channels) -> nx.DiGraph:
     nearest: dict[fx.Node, tuple[str, ...]] = {}
     for node in channels.trace.graph.nodes:
         sources = tuple(dict.fromkeys(name for parent in node.all_input_nodes for name in nearest.get(parent, ())))
-        kind = _kind(node, channels, mixers)
+        kind = node_kind(node, channels, mixers)
         if kind is None or (kind in ("add", "mul", "cat") and len(sources) < 2):
             nearest[node] = sources
             continue
         label = mixers[node].name if node in mixers else node.name
-        graph.add_node(node.name, kind=kind, label=label, source=node.meta.get("source"))
+        graph.add_node(
+            node.name, kind=kind, label=label, module=node.meta.get("module") or "", source=node.meta.get("source")
+        )
         graph.add_edges_from((source, node.name) for source in sources)
         nearest[node] = (node.name,)
     return graph
 
 
-def _kind(node: fx.Node, channels: Channels, mixers: dict[fx.Node, Mixer]) -> str | None:
+def node_kind(node: fx.Node, channels: Channels, mixers: dict[fx.Node, Mixer]) -> str | None:
+    """What the layer graph calls it; None for what it contracts."""
     if node.op in ("placeholder", "output"):
         return "input" if node.op == "placeholder" else "output"
     if node in mixers:

@@ -16,16 +16,25 @@ import networkx as nx
 Slot = str | tuple[str, int]  # a node, or the place where the edges of a node pass a rank
 Point = tuple[float, float]
 
-_BETWEEN_RANKS = 30.0
-_BETWEEN_NODES = 16.0
-_PASSAGE = 6.0
-_SWEEPS = 8
+BETWEEN_RANKS = 30.0
+BETWEEN_NODES = 16.0
+PASSAGE = 6.0
+SWEEPS = 8
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The order of everything: it does not depend on sizes. ``links`` lead from a rank to the next one."""
+
+    ranks: list[list[Slot]]
+    links: list[tuple[Slot, Slot]]
 
 
 @dataclass(frozen=True)
 class Segment:
     """One edge, or its part, from one rank to the next; ``arrow`` if it ends at a node."""
 
+    link: tuple[Slot, Slot]
     start: Point
     end: Point
     through: float  # how far it goes straight on below ``end``
@@ -49,12 +58,22 @@ def layered(nodes: Iterable[str], edges: Iterable[tuple[str, str]], sizes: Mappi
     >>> [round(y) for _, y in found.centres.values()], len(found.segments)
     ([10, 60, 110], 4)
     """
+    return placed(ranked(nodes, edges), sizes)
+
+
+def ranked(nodes: Iterable[str], edges: Iterable[tuple[str, str]]) -> Ranks:
+    """Which rank, and where in it."""
     graph = nx.DiGraph()
     graph.add_nodes_from(nodes)
     graph.add_edges_from(edges)
     ranks: list[list[Slot]] = [list(generation) for generation in nx.topological_generations(graph)]
     links = _links(graph, ranks)
-    ranks = _ordered(ranks, links)
+    return Ranks(_ordered(ranks, links), links)
+
+
+def placed(order: Ranks, sizes: Mapping[str, Point], gap: float = BETWEEN_RANKS) -> Layout:
+    """Where everything goes for these sizes, with ``gap`` between two ranks."""
+    ranks, links = order.ranks, order.links
     x = _columns(ranks, links, sizes)
     left = min((x[s] - _size(s, sizes)[0] / 2 for rank in ranks for s in rank), default=0.0)
     right = max((x[s] + _size(s, sizes)[0] / 2 for rank in ranks for s in rank), default=0.0)
@@ -67,9 +86,10 @@ def layered(nodes: Iterable[str], edges: Iterable[tuple[str, str]], sizes: Mappi
         for slot in rank:
             y[slot] = below + height / 2
             heights[slot] = height if isinstance(slot, tuple) else _size(slot, sizes)[1]
-        below += height + _BETWEEN_RANKS
+        below += height + gap
     segments = tuple(
         Segment(
+            link=(a, b),
             start=(x[a] - left, y[a] + heights[a] / 2),
             end=(x[b] - left, y[b] - heights[b] / 2),
             through=heights[b] if isinstance(b, tuple) else 0.0,
@@ -77,12 +97,12 @@ def layered(nodes: Iterable[str], edges: Iterable[tuple[str, str]], sizes: Mappi
         )
         for a, b in links
     )
-    centres = {str(node): (x[node] - left, y[node]) for node in graph}
-    return Layout(centres, segments, right - left, max(below - _BETWEEN_RANKS, 0.0))
+    centres = {slot: (x[slot] - left, y[slot]) for rank in ranks for slot in rank if not isinstance(slot, tuple)}
+    return Layout(centres, segments, right - left, max(below - gap, 0.0))
 
 
 def _size(slot: Slot, sizes: Mapping[str, Point]) -> Point:
-    return (_PASSAGE, 0.0) if isinstance(slot, tuple) else sizes[slot]
+    return (PASSAGE, 0.0) if isinstance(slot, tuple) else sizes[slot]
 
 
 def _links(graph: nx.DiGraph, ranks: list[list[Slot]]) -> list[tuple[Slot, Slot]]:
@@ -113,7 +133,7 @@ def _ordered(ranks: list[list[Slot]], links: list[tuple[Slot, Slot]]) -> list[li
     """Barycentre sweeps, down and up; the order with the fewest crossings wins."""
     up, down = _neighbours(links)
     best, fewest = ranks, _crossings(ranks, down)
-    for sweep in range(_SWEEPS):
+    for sweep in range(SWEEPS):
         if not fewest:
             break
         downwards = sweep % 2 == 0
@@ -150,7 +170,7 @@ def _columns(ranks: list[list[Slot]], links: list[tuple[Slot, Slot]], sizes: Map
     for rank in ranks:
         for slot, place in zip(rank, _fitted([0.0] * len(rank), rank, sizes), strict=True):
             x[slot] = place
-    for sweep in range(2 * _SWEEPS):
+    for sweep in range(2 * SWEEPS):
         near = up if sweep % 2 == 0 else down
         for rank in ranks if sweep % 2 == 0 else reversed(ranks):
             wishes = [_mean([x[n] for n in near.get(slot, ())], x[slot]) for slot in rank]
@@ -162,7 +182,7 @@ def _fitted(wishes: list[float], rank: list[Slot], sizes: Mapping[str, Point]) -
     """The places nearest to ``wishes`` (least squares) at which the slots of a rank do not overlap."""
     offsets = [0.0]
     for a, b in pairwise(rank):
-        offsets.append(offsets[-1] + (_size(a, sizes)[0] + _size(b, sizes)[0]) / 2 + _BETWEEN_NODES)
+        offsets.append(offsets[-1] + (_size(a, sizes)[0] + _size(b, sizes)[0]) / 2 + BETWEEN_NODES)
     pools: list[tuple[float, int]] = []  # mean and size of neighbours that touch
     for wish, offset in zip(wishes, offsets, strict=True):
         mean, size = wish - offset, 1

@@ -71,15 +71,15 @@ def reachable(seen: Inspection, metric: str, budget: float) -> bool:
 def foot(seen: Inspection, notes: Notes, *, grains: bool = True) -> Iterator[RenderableType]:
     """Everything that a mark, a stream's name or a missing channel makes one ask."""
     yield from _section("Notes", [*([("gate", grain_legend(seen))] if grains else []), *notes.legend])
-    yield from _section("Streams", _streams(seen))
-    yield from _section("Pooling blocks (adds that no identity reaches)", _pooling(seen))
+    yield from _section("Streams", stream_rows(seen))
+    yield from _section("Pooling blocks (adds that no identity reaches)", pooling_rows(seen))
     yield from _freezes(seen, notes)
     leaves = [(leaf.path, f"{leaf.type}{_at(leaf.source)}: {leaf.reason}") for leaf in seen.leaves]
     yield from _section("Leaves (submodules that could not be traced)", leaves)
-    yield from _section("Specialised to the example (other inputs are refused)", _specialisations(seen))
+    yield from _section("Specialised to the example (other inputs are refused)", specialisation_rows(seen))
 
 
-def _streams(seen: Inspection) -> list[tuple[str, str]]:
+def stream_rows(seen: Inspection) -> list[tuple[str, str]]:
     rows = []
     for name, joins in seen.streams.items():
         writers = [layer.name for layer in seen.layers if name in layer.streams]
@@ -88,7 +88,7 @@ def _streams(seen: Inspection) -> list[tuple[str, str]]:
     return rows
 
 
-def _pooling(seen: Inspection) -> list[tuple[str, str]]:
+def pooling_rows(seen: Inspection) -> list[tuple[str, str]]:
     rows = []
     for block in seen.pooling_blocks:
         operands = [seen.nodes[a]["label"] for a, b in seen.edges if b == block]
@@ -120,7 +120,7 @@ def _freezes(seen: Inspection, notes: Notes) -> Iterator[RenderableType]:
     yield from _section(f"Frozen (ops that keep every channel): {percent(share)} % of the volume", rows)
 
 
-def _specialisations(seen: Inspection) -> list[tuple[str, str]]:
+def specialisation_rows(seen: Inspection) -> list[tuple[str, str]]:
     told = {"branch": "a branch took {}", "value": "Python read {}", "training": "self.training was read as {}"}
     counted = Counter((s.kind, repr(s.value), s.source) for s in seen.specialisations)
     rows = []

@@ -152,16 +152,17 @@ def _add(op: Op, slim: Slim) -> Piece | None:
     shapes = {tuple(node.meta["value"].shape) for node in op.inputs}
     kinds = {node.meta["value"].dtype for node in op.inputs}
     if plain and len(alive) == 1 and shapes == {tuple(op.out.shape)}:
-        slim.count("through")
+        slim.joined(op, "through")
         return slim.piece(alive[0])
     if not plain or flow is None or flow.axis is None or len(shapes) > 1 or len(kinds) > 1 or len(alive) < 2:
         return both(op, slim)
     one, other = (slim.compact(node, flow.axis) for node in alive)
     assert one is not None and other is not None
-    return mixed_add(slim, one, other, flow.axis, op.out, slim.wanted(flow.ids.reshape(-1)))
+    return mixed_add(op, slim, one, other, flow.axis, slim.wanted(flow.ids.reshape(-1)))
 
 
-def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tensor, wanted: Ids) -> Piece:
+def mixed_add(op: Op, slim: Slim, one: Piece, other: Piece, axis: int, wanted: Ids) -> Piece:
+    value = op.out
     size = value.shape[axis]
     if one.along(axis, size).size < other.along(axis, size).size:
         one, other = other, one
@@ -173,7 +174,7 @@ def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tens
     new = narrow[~np.isin(narrow, wide)]
     both_ways = narrow[np.isin(narrow, wide)]
     if new.size == 0 and both_ways.size == wide.size:
-        slim.count("plain")
+        slim.joined(op, "plain")
         total = graph.call_function(operator.add, (one.node, slim.select(other, axis, wide, value)))
         total.meta["plain"] = True  # of two tensors of one shape
         return Piece(total, axis, wide)
@@ -183,7 +184,7 @@ def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tens
     else:
         base = graph.call_method("clone", (one.node,))  # left out if nobody else reads it
     if both_ways.size == 0:
-        slim.count("concat")
+        slim.joined(op, "concat")
         return Piece(base, axis, positions)
     where = np.full(size, -1, dtype=np.int64)
     where[wide] = np.arange(wide.size)
@@ -191,10 +192,10 @@ def mixed_add(slim: Slim, one: Piece, other: Piece, axis: int, value: torch.Tens
     part = slim.select(other, axis, wide[index], value)
     runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1)
     if len(runs) <= MOST_PIECES:
-        slim.count("slice")
+        slim.joined(op, "slice")
         _slice_add(graph, base, part, runs, axis)
     else:
-        slim.count("scatter")
+        slim.joined(op, "scatter")
         at = slim.buffer("index", torch.from_numpy(index))
         part = graph.call_method("type_as", (part, base))  # autocast may have made them differ
         base = graph.call_method("index_add_", (base, axis, at, part))

@@ -61,7 +61,7 @@ class Slim:
         self.values: dict[fx.Node, Any] = {}  # sizes and numbers: plain, or nodes, or tuples of both
         self.constants = Values(channels.trace.root, model, torch.device("cpu"))
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self.joins: dict[str, int] = {}
+        self.joins: dict[str, str] = {}  # op of the original -> how it is written here
         self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
         self.calls: dict[str, list[Any]] = {}
         layers: list[Any] = [*channels.mixers, *channels.affines]
@@ -287,8 +287,8 @@ class Slim:
         kwargs = {key: put(argument) for key, argument in op.node.kwargs.items()}
         return self.graph.create_node(op.node.op, op.node.target, args, kwargs)
 
-    def count(self, kind: str) -> None:
-        self.joins[kind] = self.joins.get(kind, 0) + 1
+    def joined(self, op: Op, kind: str) -> None:
+        self.joins[op.node.name] = kind
 
 
 def fold(function: Any, args: Sequence[Any], kwargs: dict[str, Any], graph: fx.Graph) -> Any:

@@ -9,12 +9,12 @@ from typing import Any
 
 from fxprune.emit.files import as_path
 from fxprune.errors import RunError
-from fxprune.run import FACTS, Run
+from fxprune.run import FACTS, NETWORK, Run
 from fxprune.train.checkpoint import FILE, load_run
 from fxprune.wrapped import Wrapped
 
 # What can be there before the first checkpoint is.
-_EARLY = (FACTS, "log.csv", "log.jsonl", "tensorboard")
+_EARLY = (FACTS, NETWORK, "log.csv", "log.jsonl", "tensorboard")
 
 
 def open_run(

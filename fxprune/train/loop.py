@@ -63,6 +63,7 @@ class Tools:
 
     wrap: Callable[[nn.Module, Any], Wrapped]  # model, example inputs
     export: Callable[[Wrapped], fx.GraphModule]
+    report: Callable[[Path], object]  # writes the page of a finished run's folder
 
 
 def run_all(
@@ -85,6 +86,8 @@ def run_all(
         wrapped.harden()  # a budget that cannot be met shows now, not after the training
         facts = _facts(model, wrapped, batches, settings)
         run, saved = (None, None) if folder is None else open_run(folder, wrapped, facts, resume)
+        if run is not None:
+            run.record(settings=facts)
         log = Log(run.folder if run else None)
         try:
             trainer = Trainer(
@@ -155,6 +158,7 @@ class _Pruning:
         if "before" not in self.kept["accuracy"]:
             self.kept["accuracy"]["before"] = self.trainer.evaluate(self.base)
             self._tell("before pruning", "before")
+            self._record()
         wrapped = self.tools.wrap(self.base, self.example)
         seed_all(self.settings.seed, "method")
         method = make_method(self.settings.method, wrapped, self.settings.method_options)
@@ -217,6 +221,7 @@ class _Pruning:
         if "exported" not in found:
             found["exported"] = self.trainer.evaluate(slim)
             self._tell("pruned, before fine-tuning", "exported")
+            self._record()
         metric, share = wrapped.target.limits[0]
         made: Any = slim.report
         volume, limit = float(made.after[metric]), float(share * wrapped.full_cost()[metric])
@@ -227,6 +232,10 @@ class _Pruning:
         found["after"] = found["exported"] if last is None else last
         slim.eval()
         return slim
+
+    def _record(self) -> None:
+        if self.run is not None:
+            self.run.record(accuracy=self.kept["accuracy"])
 
     def _tell(self, when: str, which: str) -> None:
         if self.kept["accuracy"][which] is not None:
@@ -256,8 +265,17 @@ class _Pruning:
         if self.run is not None:
             write_atomically(self.run.folder / REPORT, json.dumps(report, indent=2) + "\n")
             self.run.write_slim(slim)
+            self._record()
+            self._write_page(self.run.folder)
         folder = self.run.folder if self.run is not None else None
         return Pruned(slim, report, folder, found["before"], found["after"])
+
+    def _write_page(self, folder: Path) -> None:
+        try:
+            self.tools.report(folder)
+        except Exception as error:  # whatever is wrong with a page, the run is done, and its nets are worth more
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self.trainer.display.note(f"no page was written ({said}); try fxprune report {folder} -o report.html")
 
 
 def _regular(wrapped: Wrapped) -> dict[str, int]:

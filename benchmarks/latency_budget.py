@@ -1,0 +1,127 @@
+"""Is a budget of latency kept? Nets are pruned to one, and timed in a fresh process beside the unpruned net.
+
+    python benchmarks/latency_budget.py [--nets resnet18 ...] [--budgets 1/2 1/4] [--batches 1 32] [--threads N]
+
+Channels are scored by the size of their filters; nothing is trained. *predicted*: by the cost model that training and
+harden see. *measured*: the median over interleaved rounds of a new process that loads both nets from their folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slim_time import SIZES, build, ratio
+from timing import circumstances
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import fxprune
+from fxprune.latency.stopwatch import in_turns
+
+RESULT = Path(__file__).parent / "results" / "latency_budget"
+Row = dict[str, Any]
+
+
+def pruned(name: str, budget: str, batch: int, channels_last: bool, folder: Path) -> Row:
+    """Saves the slim and the unpruned net; what was asked and what is expected."""
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+    model = build(name).to(memory_format=memory)
+    x = torch.randn(batch, 3, SIZES[name], SIZES[name]).to(memory_format=memory)
+    wrapped = fxprune.wrap(model, float(Fraction(budget)), metric="latency", example_inputs=x)
+    layers = dict(model.named_modules())
+    wrapped.harden({key: layers[key].weight.detach().abs().mean((1, 2, 3)) for key in wrapped.gates})
+    slim = fxprune.export(wrapped, verify=False)
+    fxprune.save(slim.eval(), folder / "slim")
+    fxprune.save(fxprune.export(fxprune.wrap(model, 1.0, example_inputs=x), verify=False).eval(), folder / "full")
+    cost, full = wrapped.cost(), wrapped.full_cost()
+    shares = {metric: round(cost[metric] / full[metric], 4) for metric in ("volume", "flops", "params")}
+    return {"predicted": round(cost.latency / full.latency, 4), "of": shares}
+
+
+def timed(folder: Path, name: str, batch: int, channels_last: bool, rounds: int) -> Row:
+    """In the fresh process."""
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+    nets = [fxprune.load(folder / part).eval().to(memory_format=memory) for part in ("slim", "full")]
+    x = torch.randn(batch, 3, SIZES[name], SIZES[name]).to(memory_format=memory)
+    own, full = in_turns(nets, ((x,), {}), rounds)
+    return {**ratio(own, full), "milliseconds": round(1e3 * statistics.median(own), 3)}
+
+
+def measured(name: str, budget: str, batch: int, channels_last: bool, options: argparse.Namespace) -> Row:
+    with tempfile.TemporaryDirectory() as made:
+        row = pruned(name, budget, batch, channels_last, Path(made))
+        command = [sys.executable, __file__, "--time", made, "--nets", name, "--batches", str(batch)]
+        command += ["--threads", str(options.threads), "--rounds", str(options.rounds)]
+        command += ["--channels-last"] if channels_last else []
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    return {
+        "net": name, "batch": batch, "channels_last": channels_last, "budget": budget, **row, "measured": found,
+        "measured_over_predicted": round(found["median"] / row["predicted"], 3),
+        "measured_over_budget": round(found["median"] / float(Fraction(budget)), 3),
+    }  # fmt: skip
+
+
+def markdown(found: Row) -> str:
+    machine = found["machine"]
+    text = [
+        "# A budget of latency", "", f"Made by `{found['command']}`; do not edit.", "",
+        f"{machine['cores']} cores ({machine['architecture']}), {machine['threads']} threads, load per core before: "
+        f"{found['load_per_core_before']}, torch {machine['torch']}. Times are shares of the unpruned net's; measured "
+        "in a fresh process, median of interleaved rounds and its 95 % interval.", "",
+        "| net | batch | format | budget | predicted | measured | measured / predicted | measured / budget | volume | "
+        "FLOPs |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]  # fmt: skip
+    for row in found["rows"]:
+        low, high = row["measured"]["interval"]
+        text.append(
+            f"| {row['net']} | {row['batch']} | {'channels-last' if row['channels_last'] else 'contiguous'} | "
+            f"{row['budget']} | {row['predicted']:.3f} | {row['measured']['median']:.3f} ({low:.3f} to {high:.3f}) | "
+            f"{row['measured_over_predicted']:.2f} | {row['measured_over_budget']:.2f} | {row['of']['volume']:.3f} | "
+            f"{row['of']['flops']:.3f} |"
+        )
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--nets", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--budgets", nargs="+", default=["1/2", "1/4"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--channels-last", action="store_true", help="that format only")
+    parser.add_argument("--time", type=Path, metavar="FOLDER", help="of the nets in this folder, and nothing else")
+    parser.add_argument("--out", type=Path, default=RESULT, help="path without .json and .md")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.time:
+        print(
+            json.dumps(timed(options.time, options.nets[0], options.batches[0], options.channels_last, options.rounds))
+        )
+        return
+    found: Row = {**circumstances("latency_budget.py", options.rounds), "rows": []}
+    for name in options.nets:
+        for batch in options.batches:
+            for channels_last in (True,) if options.channels_last else (False, True):
+                for budget in options.budgets:
+                    row = measured(name, budget, batch, channels_last, options)
+                    found["rows"].append(row)
+                    print({key: row[key] for key in row if key != "of"}, flush=True)
+                    options.out.parent.mkdir(parents=True, exist_ok=True)
+                    options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+                    options.out.with_suffix(".md").write_text(markdown(found))
+
+
+if __name__ == "__main__":
+    main()
