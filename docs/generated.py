@@ -143,7 +143,9 @@ def means() -> str:
     for part in text.split("\n## ")[1:]:
         heading, _, rest = part.partition("\n")
         tables = [block for block in rest.split("\n\n") if block.strip().startswith("| mean accuracy")]
-        found += [f"*{heading}*:\n\n{table.strip()}" for table in tables[:1]]
+        for table in tables[:1]:
+            rows = [row for row in table.strip().splitlines() if set(row.partition(" | ")[2]) - set("–| ")]
+            found.append(f"*{heading}*:\n\n" + "\n".join(rows))
     return "\n\n".join(found) + "\n"
 
 

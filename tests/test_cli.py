@@ -146,7 +146,7 @@ def test_json_answers_the_budget(run: Run) -> None:
 
 def test_every_json_key_is_documented(run: Run) -> None:
     _, out, _ = run(*ODD, "--json", "--budget", "1/2")
-    documented = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")))
+    documented = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs/reference/json.md").read_text(encoding="utf-8")))
     found = json.loads(out)
     keys = set(found) | set(found["cost"]) | set(found["budget"])
     for entry in (

@@ -287,7 +287,7 @@ def test_usage(shell: Shell, made: Path) -> None:
 
 
 def test_every_json_key_is_documented(shell: Shell, made: Path, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs/reference/json.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`([a-z_]+)`", page))
     checked = json.loads(shell("check", made / "after", "--against", made / "run", "--json")[1])
     exported = json.loads(shell("export", made / "run", "--source", tmp_path / "slim", "--json")[1])
