@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def torch_pruning(
     cost_of = (
         partial(time_share, full=copy.deepcopy(net), args=args) if timed else partial(cost, args=args, metric=metric)
     )
-    limit = budget * cost_of(net)
+    limit = budget * (1.0 if timed else cost_of(net))
     make = partial(pruner, example=args, importance=importance, scope=scope, reg=reg)
     loss = loss_of(teacher, alpha, temperature)
     first, *after = epochs
@@ -91,9 +92,7 @@ def cost(net: nn.Module, args: tuple[Any, ...], metric: str) -> int:
 
 def time_share(net: nn.Module, full: nn.Module, args: tuple[Any, ...]) -> float:
     """The net's time over the full one's: the median of rounds in which both take turns."""
-    if net is full:
-        return 1.0
-    own, whole = in_turns([net, full], (args, {}), 9)
+    own, whole = in_turns([net, full], (args, {}), 15)
     return statistics.median(one / other for one, other in zip(own, whole, strict=True))
 
 
@@ -131,7 +130,7 @@ def shrunk(
     for steps in sorted({400, channels, 2 * channels}):  # the fast ones first
         pruned = copy.deepcopy(net)
         stepwise = make(pruned, ratio=1.0, steps=steps)
-        every, spent = max(steps // looks, 1) if looks else 1, cost_of(pruned)
+        every, spent = (max(steps // looks, 1), inf) if looks else (1, cost_of(pruned))
         for step in range(1, steps + 1):
             if spent <= limit:
                 break
