@@ -14,9 +14,11 @@ give a large net. In steps a layer loses its channels down to the last one.
 from __future__ import annotations
 
 import copy
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxprune
 from fxprune.budget.count import count
+from fxprune.latency.stopwatch import in_turns
 
 ENOUGH = 0.99  # of a budget: no other number of steps is tried
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -53,7 +56,8 @@ def torch_pruning(
     sparsity: bool = False,
     reg: float = 5e-4,
 ) -> nn.Module:
-    """A smaller net whose convolutions cost at most ``budget`` of the model's; the model is untouched.
+    """A smaller net that costs at most ``budget`` of the model's; the model is untouched. The costs are those of the
+    convolutions, or the measured time of the whole net on a batch of the example's size.
 
     ``importance``: "magnitude" (L1), "norm" (L2) of all weights of a group of coupled channels, or "bn_scale" (of its
     batch norms). ``scope``: all layers lose the same share ("local"), or channels are ranked over all layers
@@ -64,7 +68,11 @@ def torch_pruning(
     torch.manual_seed(seed)
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     net = copy.deepcopy(model).eval()
-    limit = budget * cost(net, args, metric)
+    timed = metric == "latency"  # the share of the model's time, measured after every so many steps
+    cost_of = (
+        partial(time_share, full=copy.deepcopy(net), args=args) if timed else partial(cost, args=args, metric=metric)
+    )
+    limit = budget * (1.0 if timed else cost_of(net))
     make = partial(pruner, example=args, importance=importance, scope=scope, reg=reg)
     loss = loss_of(teacher, alpha, temperature)
     first, *after = epochs
@@ -72,7 +80,7 @@ def torch_pruning(
         if importance == "magnitude":
             raise ValueError('Torch-Pruning trains sparse nets by importance="norm" or "bn_scale" only')
         fit(net, train, loss, optimizer, first, sparse=make(net, ratio=1.0, steps=1))
-    net = shrunk(net, make, partial(cost, args=args, metric=metric), limit)
+    net = shrunk(net, make, cost_of, limit, looks=50 if timed else None)
     fit(net, train, loss, optimizer, after[0] + (0 if sparsity else first), after[1])
     return net.eval()
 
@@ -80,6 +88,12 @@ def torch_pruning(
 def cost(net: nn.Module, args: tuple[Any, ...], metric: str) -> int:
     found: int = getattr(count(net, args, {}), metric)
     return found
+
+
+def time_share(net: nn.Module, full: nn.Module, args: tuple[Any, ...]) -> float:
+    """The net's time over the full one's: the median of rounds in which both take turns."""
+    own, whole = in_turns([net, full], (args, {}), 15)
+    return statistics.median(one / other for one, other in zip(own, whole, strict=True))
 
 
 def pruner(
@@ -103,19 +117,29 @@ def pruner(
     )  # fmt: skip
 
 
-def shrunk(net: nn.Module, make: Callable[..., Any], cost_of: Callable[[nn.Module], int], limit: float) -> nn.Module:
-    """The largest pruned net that costs at most ``limit``."""
+def shrunk(
+    net: nn.Module, make: Callable[..., Any], cost_of: Callable[[nn.Module], float], limit: float,
+    looks: int | None = None,
+) -> nn.Module:  # fmt: skip
+    """The largest pruned net that costs at most ``limit``.
+
+    A cost that takes long to find is looked at only so many times (``looks``) on the way to nothing.
+    """
     channels = sum(module.out_channels for module in net.modules() if isinstance(module, nn.Conv2d))
-    best, used = None, 0
+    best, used = None, 0.0
     for steps in sorted({400, channels, 2 * channels}):  # the fast ones first
         pruned = copy.deepcopy(net)
         stepwise = make(pruned, ratio=1.0, steps=steps)
-        for _ in range(steps):
-            if cost_of(pruned) <= limit:
+        every, spent = (max(steps // looks, 1), inf) if looks else (1, cost_of(pruned))
+        for step in range(1, steps + 1):
+            if spent <= limit:
                 break
             stepwise.step()
-        if used < cost_of(pruned) <= limit:
-            best, used = pruned, cost_of(pruned)
+            spent = cost_of(pruned) if step % every == 0 or step == steps else spent
+        if used < spent <= limit:
+            best, used = pruned, spent
+        if looks and best is not None:  # what is measured differs by more than what other steps would change
+            break
         if used > ENOUGH * limit:
             break
     if best is None:

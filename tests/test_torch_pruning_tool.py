@@ -45,7 +45,8 @@ def batches() -> Any:
 
 def pruned(model: nn.Module, teacher: nn.Module | None = None, **options: Any) -> nn.Module:
     settings = {"budget": 1 / 4, "metric": "volume", "epochs": (2, 4, 1), "optimizer": sgd, "seed": 0}
-    return torch_pruning(model, batches(), None, teacher=teacher, example_inputs=EXAMPLE, **{**settings, **options})
+    settings["example_inputs"] = EXAMPLE
+    return torch_pruning(model, batches(), None, teacher=teacher, **{**settings, **options})
 
 
 def mean_loss(net: nn.Module) -> float:
@@ -73,6 +74,12 @@ def test_other_metrics_and_a_teacher() -> None:
     model = small_net()
     assert share(pruned(model, model, metric="flops", scope="global"), model, "flops") <= 1 / 4
     assert share(pruned(model, model, metric="params", importance="norm", sparsity=True), model, "params") <= 1 / 4
+
+
+def test_a_share_of_the_time() -> None:
+    model, example = resnet8(32).eval(), torch.randn(16, 3, 32, 32)
+    net = pruned(model, metric="latency", budget=0.8, epochs=(0, 1, 0), example_inputs=example)
+    assert share(net, model) < 1
 
 
 def test_the_seed_decides() -> None:
