@@ -42,7 +42,7 @@ def gates() -> plt.Figure:
     made, axes = figure("A gate over its parameter", "log α", "")
     at = torch.linspace(-4, 4, 400)
     axes.plot(at, mean_gate(at), color=BLUE, label="value in eval mode")
-    axes.plot(at, probability(at), color=RED, label="probability of being open in training")
+    axes.plot(at, probability(at), color=RED, label="chance of being open")
     axes.axvline(CLOSED_AT, color=GREY, linestyle=":", linewidth=1)
     axes.text(CLOSED_AT - 0.1, 0.9, "closed", color=INK, ha="right")
     axes.text(CLOSED_AT + 0.1, 0.9, "open", color=INK, ha="left")
