@@ -56,10 +56,10 @@ def barriers() -> plt.Figure:
     for progress, colour in ((0.3, GREY), (0.5, GREEN), (0.7, RED), (1.0, BLUE)):
         b = sliding(1.0, 0.125, progress)
         axes.plot(at, [barrier(v, (1 - MARGIN) * b, (1 + MARGIN) * b) for v in at], color=colour,
-                  label=f"progress {progress:.1f}: b = {b:.2f}")  # fmt: skip
+                  label=f"{progress:.1f}: b = {b:.3f}")  # fmt: skip
     axes.set_ylim(0, 6)
     axes.text(0.27, 5.3, f"all end at {CEILING:.0f}", color=INK)
-    axes.legend(loc="center", bbox_to_anchor=(0.435, 0.55), fontsize=9)
+    axes.legend(loc="center", bbox_to_anchor=(0.41, 0.5), fontsize=10, title="progress")
     return made
 
 
