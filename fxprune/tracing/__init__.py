@@ -99,6 +99,9 @@ def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Ex
     )
 
 
+_MOST = 0.7  # of the convolutions' weights: less is one block among others
+
+
 def _part(model: nn.Module) -> str:
     """The submodule with most of the convolutions: a detector's backbone, whose decoding cannot be traced."""
     weights = {
@@ -106,6 +109,6 @@ def _part(model: nn.Module) -> str:
         for name, child in model.named_children()
     }
     name = max(weights, key=lambda name: weights[name], default="")
-    if len(weights) < 2 or not weights[name]:
+    if len(weights) < 2 or weights[name] <= _MOST * sum(weights.values()):
         return ""
     return f"; or wrap the part with the convolutions alone: model.{name} = fxprune.wrap(model.{name}, ...)"
