@@ -20,6 +20,7 @@ from fxprune.commands.options import parse_budget
 from fxprune.demo import DigitNet, loaders
 from fxprune.emit.onnx import installed
 from fxprune.latency.stopwatch import in_turns
+from fxprune.report.page import PAGE
 from fxprune.report.text import human
 from fxprune.run import SLIM, Run
 from fxprune.train.loop import Pruned
@@ -138,6 +139,7 @@ def show(said: dict[str, Any], console: Console) -> None:
         "",
         f"{source}: its source, which needs torch only; the weights are beside it",
         f"{onnx}: the same as ONNX" if onnx else "no ONNX file: pip install 'fxprune[onnx]', then run this again",
+        f"{Path(run) / PAGE}: what happened, as a page for your browser",
         f"{run}: the run, with log.csv and report.json",
         "",
         "What next:",
