@@ -72,10 +72,14 @@ def torch_pruned(model: nn.Module, args: tuple[Any, ...], volume: float) -> nn.M
     return best.eval()
 
 
+def hardened(model: nn.Module, args: Any, volume: float) -> Any:
+    """The same channels for every batch size."""
+    wrapped, generator = fxprune.wrap(model, volume, example_inputs=args), torch.Generator().manual_seed(0)
+    return wrapped.harden({name: torch.rand(len(gate), generator=generator) for name, gate in wrapped.gates.items()})
+
+
 def nets_of(model: nn.Module, args: tuple[Any, ...], volume: float) -> dict[str, nn.Module]:
-    wrapped = fxprune.wrap(model, volume, example_inputs=args)
-    generator = torch.Generator().manual_seed(0)
-    wrapped.harden({name: torch.rand(len(gate), generator=generator) for name, gate in wrapped.gates.items()})
+    wrapped = hardened(model, args, volume)
     made: dict[str, nn.Module] = {"slim": fxprune.export(wrapped), "full": model}
     made["algorithm2"] = algorithm2(wrapped)
     made["dense"] = fxprune.export(wrapped, connectivity="dense", verify=False)
@@ -133,9 +137,7 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
         nets = nets_of(model, (torch.zeros(1, 3, size, size),), float(Fraction(volume)))
         for batch in options.batches:
             x = torch.randn(batch, 3, size, size)
-            wrapped = fxprune.wrap(model, float(Fraction(volume)), example_inputs=x)
-            generator = torch.Generator().manual_seed(0)
-            wrapped.harden({key: torch.rand(len(gate), generator=generator) for key, gate in wrapped.gates.items()})
+            wrapped = hardened(model, x, float(Fraction(volume)))
             for compiled in (False, True) if options.compile else (False,):
                 for channels_last in (True,) if compiled else (True, False):
                     memory = torch.channels_last if channels_last else torch.contiguous_format

@@ -14,6 +14,7 @@ import fxprune
 from fxprune.commands.failures import unprinted
 from fxprune.commands.options import (
     DTYPES,
+    add_model_options,
     check_writable,
     example_of,
     parse_arguments,
@@ -52,13 +53,10 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add = parser.add_argument
     add("target", metavar="TARGET", help="package.module:name or path/to/file.py:name, of a model or of what makes one")
-    add("--input", action="append", required=True, metavar="[NAME=]1x3x224x224", help="shape of an input; repeatable")
-    add("--dtype", choices=DTYPES, default="float32", help="type of the inputs (default: float32)")
-    add("--arg", action="append", default=[], metavar="NAME=VALUE", help="argument of the callable; repeatable")
+    add_model_options(parser)
     add("--ignore", action="append", default=[], metavar="PATTERN", help="convolutions to keep whole; repeatable")
     add("--leaf", action="append", default=[], metavar="PATTERN", help="submodules not to look into; repeatable")
     add("--budget", metavar="1/8", help="say whether this fraction of the full cost can be reached")
-    add("--preload", action="append", default=[], metavar="MODULE", help="module or file to import first; repeatable")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="print everything as JSON (docs/reference/json.md)")
     shape.add_argument("--tree", action="store_true", help="print a tree by module path instead of a table")

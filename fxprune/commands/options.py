@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import inspect
@@ -23,6 +24,15 @@ from fxprune.train.loop import REPORT
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "bool")}
 _DIGITS = 30  # more than any size has, and less than Python refuses to read
 _INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """How a model is made and what it is called with."""
+    add = parser.add_argument
+    add("--input", action="append", required=True, metavar="[NAME=]1x3x224x224", help="shape of an input; repeatable")
+    add("--dtype", choices=DTYPES, default="float32", help="type of the inputs (default: float32)")
+    add("--arg", action="append", default=[], metavar="NAME=VALUE", help="argument of the callable; repeatable")
+    add("--preload", action="append", default=[], metavar="MODULE", help="module or file to import first; repeatable")
 
 
 def parse_inputs(texts: Sequence[str], dtype: torch.dtype) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:

@@ -13,7 +13,7 @@ from torch import nn
 
 import fxprune
 from fxprune.commands.failures import unprinted
-from fxprune.commands.options import DTYPES, example_of, parse_arguments, parse_inputs
+from fxprune.commands.options import DTYPES, add_model_options, example_of, parse_arguments, parse_inputs
 from fxprune.commands.target import load_model, load_module
 from fxprune.errors import InputError, OptionError
 from fxprune.latency.machine import description
@@ -40,10 +40,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add = parser.add_argument
     add("net", metavar="SLIM", help="folder of a saved net, or package.module:name or file.py:name of a model")
-    add("--input", action="append", required=True, metavar="[NAME=]1x3x224x224", help="shape of an input; repeatable")
-    add("--dtype", choices=DTYPES, default="float32", help="type of the inputs (default: float32)")
-    add("--arg", action="append", default=[], metavar="NAME=VALUE", help="argument of the callable; repeatable")
-    add("--preload", action="append", default=[], metavar="MODULE", help="module or file to import first; repeatable")
+    add_model_options(parser)
     add("--channels-last", action="store_true", help="weights and inputs in that memory format")
     add("--threads", type=int, metavar="N", help="of torch (default: its own choice)")
     add("--rounds", type=int, default=ROUNDS, metavar="N", help=f"medians of so many runs (default: {ROUNDS})")

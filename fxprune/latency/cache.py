@@ -60,4 +60,4 @@ def write(path: Path, latency: Latency, machine: dict[str, Any]) -> None:
         temporary.write_text(as_json(latency, machine), encoding="utf-8")
         os.replace(temporary, path)
     except OSError:
-        return
+        temporary.unlink(missing_ok=True)
