@@ -23,7 +23,7 @@ from fxprune.passes.analysis import Analysis, analyse, numbers
 from fxprune.passes.choose import Bools, check_reachable, choose
 from fxprune.passes.insert import BANK, find_sites, insert
 from fxprune.passes.names import check_names, keep_passing, keep_unread
-from fxprune.timing import asks_for_latency, in_time, measure_latency
+from fxprune.timing import asks_for_latency, in_time, measure_latency, use_latency
 from fxprune.tracing import real_root
 from fxprune.tracing.copies import copy_modes, copy_module, share_tensors
 
@@ -313,11 +313,13 @@ class Wrapped(fx.GraphModule):
     def _beside(self) -> dict[str, Any]:
         """What a copy needs beside the state dict."""
         trained = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
-        return {"progress": self._progress, "trained": trained}
+        latency = self._analysis.costs.latency  # corrected by what was measured
+        return {"progress": self._progress, "trained": trained, "latency": latency}
 
     def _restore(self, state: dict[str, Any], beside: dict[str, Any]) -> None:
         self.load_state_dict(state)
         self._progress = beside["progress"]  # not by its setter, which would move the gates
+        use_latency(self._analysis, beside["latency"])
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(beside["trained"][name])
 

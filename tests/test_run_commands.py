@@ -117,6 +117,16 @@ def test_the_run_has_a_budget_of_its_own(shell: Shell, root: Path) -> None:
     assert shell("check", root / "after", "--against", root / "run", "--metric", "volume")[0] == 0
 
 
+def test_a_budget_of_time_is_not_checked_and_said_so(shell: Shell, root: Path) -> None:
+    facts = json.loads((root / "run" / "run.json").read_text())
+    (root / "run" / "run.json").write_text(json.dumps({**facts, "budget": {"volume": 1, "latency": 0.5}}))
+    code, out, _ = shell("check", root / "after", "--against", root / "run", "--json")
+    said = json.loads(out)
+    assert code == 0 and [limit["metric"] for limit in said["budget"]] == ["volume"]
+    assert said["not_checked"] == ["latency"]
+    assert "latency: not checked" in shell("check", root / "after", "--against", root / "run")[1]
+
+
 def test_an_unfinished_run_has_its_hardened_net(shell: Shell, made: Path) -> None:
     code, out, _ = shell("check", made / "before", "--against", made / "unfinished", "--budget", "1", "--json")
     assert code == 0 and list(json.loads(out)["differences"]) == ["hardened"]

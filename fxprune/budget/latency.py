@@ -75,6 +75,7 @@ class Latency:
     meetings: tuple[Meeting, ...] = ()
     scale: float = 1.0
     rest: float = 0.0  # what is always there
+    power: float = 1.0  # of the sum of all that, so that two nets can take what they were seen to take
 
     def exact(self, present: npt.NDArray[np.bool_]) -> Floats:
         """For networks that compute these ids (ids x networks)."""
@@ -91,13 +92,20 @@ class Latency:
         rows, columns, widths, one, other, result = counts.split([t, t, n, m, m, m])
         once, each, meet_once, meet_each, copied = self._numbers
         narrow, new = torch.minimum(one, other), (result - torch.maximum(one, other)).detach().clamp(0, 1)
-        total: torch.Tensor = self.scale * (
+        total: torch.Tensor = (
             self.rest
             + self._looked_up(rows, columns).sum(0)
             + once @ widths.clamp(max=1) + each @ widths
             + meet_once @ narrow.clamp(max=1) + meet_each @ narrow + copied @ (result * new)
         )  # fmt: skip
-        return total
+        return self.scale * total**self.power
+
+    def fit(self, present: npt.NDArray[np.bool_], times: Floats) -> None:
+        """Let two networks (ids x 2), the slower one last, take exactly these times."""
+        totals = (self.exact(present) / self.scale) ** (1 / self.power)
+        if totals[0] < totals[1] and times[0] < times[1]:
+            self.power = float(np.log(times[1] / times[0]) / np.log(totals[1] / totals[0]))
+        self.scale = float(times[1] / totals[1] ** self.power)
 
     def _looked_up(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """Between four measured points: linear in each direction."""

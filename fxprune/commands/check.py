@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     equals = next((name for name, value in far.items() if value <= options.tolerance), None)
     folded = _folded(cost, own) if cost and own and equals else 0
     costs = {metric: getattr(cost, metric) - folded * (metric == "params") for metric in METRICS} if cost else None
-    budget = [_limit(metric, fraction, costs, found) for metric, fraction in target.limits]
+    budget = [_limit(metric, fraction, costs, found) for metric, fraction in target.limits if metric in METRICS]
     said: dict[str, Any] = {
         "schema": SCHEMA,
         "net": str(options.net),
@@ -74,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
         "folded_biases": folded,
         "full_cost": {metric: found.full_cost[metric] for metric in METRICS},
         "budget": budget,
+        "not_checked": [metric for metric, _ in target.limits if metric not in METRICS],
         "equals": equals,
         # JSON has no infinity: that is null, as is the difference of a net that failed.
         "differences": {k: v if v is not None and math.isfinite(v) else None for k, v in outcome.differences.items()},
@@ -125,6 +126,8 @@ def _lines(said: dict[str, Any], outcome: Comparison) -> list[str]:
                 f"{math.floor(limit['limit']):,} ({percent(limit['fraction'])} %)",
             )
             lines.append(f"{metric}: {cost:,} of {full:,} ({share} %), at most {most}: {verdict}")
+    for metric in said["not_checked"]:
+        lines.append(f"{metric}: not checked, time depends on the machine; fxprune profile {said['net']} measures it")
     for name, far in outcome.differences.items():
         if far is not None and said["equals"] in (None, name):
             verdict = "equal" if said["equals"] == name else "DIFFERENT"

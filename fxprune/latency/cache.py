@@ -13,6 +13,7 @@ import numpy as np
 from fxprune.budget.latency import Latency, Line, Meeting, Table
 
 PARTS = {"tables": Table, "lines": Line, "meetings": Meeting}
+NUMBERS = ("scale", "rest", "power")
 
 
 def as_json(latency: Latency, machine: dict[str, Any]) -> str:
@@ -23,14 +24,17 @@ def as_json(latency: Latency, machine: dict[str, Any]) -> str:
         name: [{key: plain(value) for key, value in vars(part).items()} for part in getattr(latency, name)]
         for name in PARTS
     }
-    return json.dumps({"machine": machine, "scale": latency.scale, "rest": latency.rest, **found})
+    return json.dumps({"machine": machine, **{name: getattr(latency, name) for name in NUMBERS}, **found})
 
 
 def from_json(text: str) -> Latency:
     """``ValueError`` or its kin where the file is damaged."""
     held = json.loads(text)
-    parts = {name: tuple(_part(kind, entry) for entry in held[name]) for name, kind in PARTS.items()}
-    return Latency(**parts, scale=float(held["scale"]), rest=float(held["rest"]))
+    tables, lines, meetings = (tuple(_part(kind, entry) for entry in held[name]) for name, kind in PARTS.items())
+    found = Latency(tables, lines, meetings)
+    for name in NUMBERS:
+        setattr(found, name, float(held[name]))
+    return found
 
 
 def _part(kind: Any, entry: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from fxprune.budget.latency import Latency, Line, Meeting, Table
 from fxprune.errors import OptionError
 from fxprune.latency import convs, measure
 from fxprune.latency.cache import as_json, from_json
+from fxprune.timing import use_latency
 from fxprune.wrapped import Wrapped
 
 X = torch.zeros(2, 3, 16, 16)
@@ -60,6 +61,41 @@ def test_expected_times_are_differentiable_and_agree_with_exact_ones() -> None:
     assert float(time.detach()) == pytest.approx(found.exact(present)[0])
     (slope,) = torch.autograd.grad(time, p)
     assert (slope[2:24] >= 0).all() and slope[2:18].sum() > 0
+
+
+def test_two_nets_take_what_they_were_seen_to_take() -> None:
+    found, present = some_latency(), np.ones((24, 2), dtype=bool)
+    present[5:18, 0] = False
+    for times in ([300.0, 1000.0], [900.0, 1000.0]):  # corrected again and again
+        found.fit(present, np.array(times))
+        np.testing.assert_allclose(found.exact(present), times)
+    found.fit(present, np.array([2000.0, 1000.0]))  # a net that is slower than all of it: only the scale is kept
+    assert found.exact(present)[1] == pytest.approx(1000) and found.exact(present)[0] < 1000
+
+
+@pytest.mark.parametrize("bend", [0.6, 1.0, 1.5])
+def test_the_budget_is_used_however_wrong_the_model_is(
+    wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch, bend: float
+) -> None:
+    """A machine on which nets take another time than the model believes."""
+    lines = tuple(Line(mixer.ids.reshape(-1), 20.0, 10.0) for mixer in wrapped.analysis.channels.mixers)
+    model = Latency(lines=lines, rest=50.0)
+    use_latency(wrapped.analysis, model)
+
+    def seen(nets: list[np.ndarray], *_: object) -> list[list[float]]:
+        own, full = model.exact(np.stack(nets, 1))
+        return [[1e-9 * full * (own / full) ** bend], [1e-9 * full]]
+
+    monkeypatch.setattr("fxprune.timing.compiled", lambda _, present: present)
+    monkeypatch.setattr("fxprune.timing.example_inputs", lambda *_: None)
+    monkeypatch.setattr("fxprune.timing.in_turns", seen)
+    wrapped.harden()
+    everyone = np.ones(wrapped.analysis.variables, dtype=bool)
+    used = wrapped.cost().latency / wrapped.full_cost().latency
+    present = [wrapped.analysis.costs.logic.present(mask[:, None])[:, 0] for mask in (wrapped.masks(), everyone)]
+    assert (own := seen(present))[0][0] / own[1][0] == pytest.approx(used, rel=1e-3)
+    assert 0.9 / 2 <= used <= 1 / 2
+    assert pickle.loads(pickle.dumps(wrapped)).cost() == wrapped.cost()
 
 
 def test_a_budget_of_latency_is_met_by_its_own_measure(wrapped: Wrapped) -> None:
