@@ -24,7 +24,7 @@ from fxprune.compare.display import Display
 from fxprune.compare.plan import TEACHER, Job, Plan
 from fxprune.compare.pool import Pool, alone, die_with_parent, python
 from fxprune.compare.result import Result
-from fxprune.compare.work import Parts, clear, one, row_file
+from fxprune.compare.work import Parts, clear, one, row_file, teacher_file
 from fxprune.compare.write import write_all
 from fxprune.emit.files import write_atomically
 from fxprune.errors import OptionError
@@ -81,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
         with quiet():
             if not options.tables:
                 _check_targets(plan, sections)
-                code = _all(plan, rows, [job for job in chosen if job.key not in rows], options, console)
+                left = [job for job in chosen if job.key not in rows]
+                code = _all(plan, rows, [*_forgotten(plan, rows, left), *left], options, console)
         failed = [row for row in kept.read_failed(plan.folder / kept.FAILED, repair=False) if row["key"] not in rows]
         result = Result(plan, list(rows.values()), failed, _command(options.config))
         for line in write_all(result, options.out or plan.folder):
@@ -110,6 +111,16 @@ def _chosen(plan: Plan, options: argparse.Namespace) -> list[Job]:
         budgets = list(dict.fromkeys(budget for entry in plan.entries.values() for budget in entry.budgets))
         raise OptionError("no run is left by --entries, --budgets and --seeds", fix=f"budgets: {', '.join(budgets)}")
     return found
+
+
+def _forgotten(plan: Plan, rows: dict[str, kept.Row], left: list[Job]) -> list[Job]:
+    """Teachers that have a row, but no weights (rows can be copied from elsewhere), as far as someone needs them."""
+    needed = set() if "weights" in plan.teacher else {job.seed for job in left}
+    teachers = [job for job in plan.jobs() if job.entry == TEACHER and job.key in rows and job.seed in needed]
+    gone = [job for job in teachers if not teacher_file(plan.folder, job.seed).exists()]
+    for job in gone:
+        del rows[job.key]
+    return gone
 
 
 def _all(plan: Plan, rows: dict[str, kept.Row], left: list[Job], options: argparse.Namespace, console: Console) -> int:

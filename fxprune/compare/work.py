@@ -65,6 +65,11 @@ def row_file(folder: Path, job: Job) -> Path:
     return folder / RUNS / f"{job.name}.row.json"
 
 
+def teacher_file(folder: Path, seed: int) -> Path:
+    """The weights of a teacher that the comparison trained."""
+    return folder / TEACHERS / f"{seed}.pt"
+
+
 def clear(folder: Path, job: Job) -> None:
     """What is large, or of no use once the row is kept."""
     for file in (folder / RUNS / job.name / checkpoint.FILE, row_file(folder, job), log_file(folder, job)):
@@ -96,7 +101,7 @@ class _Worker:
             seconds = 0.0
         else:
             seconds = self._train(loaders)
-            file = self.plan.folder / TEACHERS / f"{self.job.seed}.pt"
+            file = teacher_file(self.plan.folder, self.job.seed)
             file.parent.mkdir(parents=True, exist_ok=True)
             torch.save(self.net.cpu().state_dict(), file.with_suffix(".part"))
             os.replace(file.with_suffix(".part"), file)
@@ -131,8 +136,8 @@ class _Worker:
     # ------------------------------------------------------------ pruned nets
 
     def pruned(self, entry: Entry) -> Row:
-        weights = self.plan.teacher.get("weights", str(self.plan.folder / TEACHERS / "{seed}.pt"))
-        self._load(self._file(weights))
+        weights = self.plan.teacher.get("weights")
+        self._load(self._file(weights) if weights else teacher_file(self.plan.folder, self.job.seed))
         loaders = self._loaders(self.plan.data)
         example = example_of(Batches(loaders[0], "train").first())
         slim, report, seconds = (self._by_prune if entry.method else self._by_tool)(entry, loaders, example)

@@ -172,6 +172,19 @@ def test_a_comparison_in_pieces(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+def test_rows_from_elsewhere_come_without_teachers(shell: Shell) -> None:
+    """A teacher is trained again if a run needs it, and left alone if none does."""
+    Path("config.toml").write_text(SHORT)
+    assert shell()[0] == 0
+    shutil.rmtree("kept/teachers")
+    assert shell()[0] == 0 and not Path("kept/teachers").exists()
+    Path("kept/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows() if row["entry"] != "bar"))
+    code, out, _ = shell("--entries", "bar")
+    assert code == 0 and "1/2  teacher, seed 0" in out and "2/2  bar, 1/2, seed 0  accuracy" in out
+    assert {row["key"] for row in rows()} == {"teacher, seed 0", "bar, 1/2, seed 0", "bar, labels, 1/2, seed 0"}
+
+
+@pytest.mark.slow
 def test_tools_and_failures(shell: Shell) -> None:
     """Two at once: tools that do what they should, and those that do not; the others go on."""
     entries = {"narrow": "options = { keep = 0.9 }", "untouched": "", "broken": "", "nothing": ""}
