@@ -1,6 +1,6 @@
 """How fast a slim net is: beside the unpruned net, its own limit, the paper's block, regular blocks, Torch-Pruning.
 
-    python benchmarks/slim_time.py [--nets resnet18 ...] [--volumes 1/2 ...] [--compile] [--rounds 50] [--threads N]
+    python benchmarks/slim_time.py [--nets resnet18 ...] [--volumes 1/2 ...] [--how eager compiled] [--resume]
 
 Channels are chosen at random on budget, so that every block writes to other channels of its stream: the hardest case
 for joins. All nets take turns; what is written down are medians over the rounds of the time of the slim net over that
@@ -98,7 +98,7 @@ def ready(
     """Every net in the memory format, with its limit; compiled ones have run once."""
     memory = torch.channels_last if channels_last else torch.contiguous_format
     moved = {name: copy.deepcopy(net).to(memory_format=memory) for name, net in {**nets, "auto": auto}.items()}
-    made: dict[str, Net] = {**moved, "ideal": limit(moved["slim"], x)}
+    made: dict[str, Net] = {**moved, "ideal": limit(moved["slim"], x, keep=compiled)}
     return {name: torch.compile(net, dynamic=False) for name, net in made.items()} if compiled else made
 
 
@@ -131,31 +131,48 @@ def ratio(one: list[float], other: list[float]) -> Row:
     }
 
 
-def measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
+HOW = {"eager": ((False, True), (False, False)), "compiled": ((True, True),)}  # compiled, channels-last
+
+
+def key(row: Row) -> str:
+    return " ".join(str(row[name]) for name in ("net", "volume", "batch", "compiled", "channels_last"))
+
+
+def measured(name: str, options: argparse.Namespace, done: set[str]) -> Iterator[Row]:
     model, size = build(name), SIZES[name]
+    ways = [way for how in options.how for way in HOW[how]]
     for volume in options.volumes:
+        left = {
+            batch: [way for way in ways if " ".join(map(str, (name, volume, batch, *way))) not in done]
+            for batch in options.batches
+        }
+        if not any(left.values()):
+            continue
         nets = nets_of(model, (torch.zeros(1, 3, size, size),), float(Fraction(volume)))
-        for batch in options.batches:
+        for batch, ways_left in left.items():
             x = torch.randn(batch, 3, size, size)
-            wrapped = hardened(model, x, float(Fraction(volume)))
-            for compiled in (False, True) if options.compile else (False,):
-                for channels_last in (True,) if compiled else (True, False):
-                    memory = torch.channels_last if channels_last else torch.contiguous_format
-                    auto = fxprune.export(wrapped.to(memory_format=memory), connectivity="auto", verify=False)
-                    made = ready(nets, x, channels_last, compiled, auto.eval())
-                    x_ = x.to(memory_format=memory)
-                    taken = times(made, x_, options.rounds, options.seconds)
-                    own = taken.pop("slim")
-                    row: Row = {
-                        "net": name, "size": size, "volume": volume, "batch": batch, "compiled": compiled,
-                        "channels_last": channels_last, "rounds": len(own),
-                        "milliseconds": round(1e3 * statistics.median(own), 3),
-                        "slim_over": {other: ratio(own, spent) for other, spent in taken.items()},
-                        "auto_over_dense": ratio(taken["auto"], taken["dense"]),
-                        "joins": nets["slim"].report.joins,
-                    }  # fmt: skip
-                    yield row
-                    torch._dynamo.reset()
+            for compiled, channels_last in ways_left:
+                wrapped = hardened(model, x, float(Fraction(volume)))
+                about = {"net": name, "size": size, "volume": volume, "batch": batch}
+                yield {**about, **timed(nets, wrapped, x, compiled, channels_last, options)}
+
+
+def timed(
+    nets: dict[str, nn.Module], wrapped: Any, x: torch.Tensor, compiled: bool, channels_last: bool,
+    options: argparse.Namespace,
+) -> Row:  # fmt: skip
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+    auto = fxprune.export(wrapped.to(memory_format=memory), connectivity="auto", verify=False)
+    made = ready(nets, x, channels_last, compiled, auto.eval())
+    taken = times(made, x.to(memory_format=memory), options.rounds, options.seconds)
+    torch._dynamo.reset()
+    own = taken.pop("slim")
+    return {
+        "compiled": compiled, "channels_last": channels_last, "rounds": len(own),
+        "milliseconds": round(1e3 * statistics.median(own), 3),
+        "slim_over": {other: ratio(own, spent) for other, spent in taken.items()},
+        "auto_over_dense": ratio(taken["auto"], taken["dense"]), "joins": nets["slim"].report.joins,
+    }  # fmt: skip
 
 
 def line(row: Row) -> str:
@@ -187,6 +204,11 @@ def markdown(found: Row) -> str:
     return "\n".join(text) + "\n"
 
 
+def _order(row: Row) -> tuple[Any, ...]:
+    volume = -Fraction(row["volume"])
+    return list(SIZES).index(row["net"]), volume, row["batch"], row["compiled"], not row["channels_last"]
+
+
 def _cell(found: Row) -> str:
     return f"{found['median']:.2f} ({found['interval'][0]:.2f} to {found['interval'][1]:.2f})"
 
@@ -200,7 +222,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nets", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--volumes", nargs="+", default=["1/2", "1/4", "1/8", "1/16"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
-    parser.add_argument("--compile", action="store_true", help="also with torch.compile")
+    parser.add_argument("--how", nargs="+", choices=list(HOW), default=list(HOW))
+    parser.add_argument("--resume", action="store_true", help="go on with what the .json file holds")
     parser.add_argument("--rounds", type=int, default=50, help="at least")
     parser.add_argument("--seconds", type=float, default=5.0, help="more rounds as long as they take less")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -212,13 +235,16 @@ def main() -> None:
     options = arguments()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
-    found: Row = {**circumstances("slim_time.py", options.rounds), "rows": []}
+    file = options.out.with_suffix(".json")
+    before = json.loads(file.read_text())["rows"] if options.resume and file.exists() else []
+    found: Row = {**circumstances("slim_time.py", options.rounds), "rows": before}
     for name in options.nets:
-        for row in measured(name, options):
+        for row in measured(name, options, set(map(key, before))):
             print(line(row), flush=True)
             found["rows"].append(row)
+            found["rows"].sort(key=_order)
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+            file.write_text(json.dumps(found, indent=1) + "\n")
             options.out.with_suffix(".md").write_text(markdown(found))
 
 
