@@ -15,7 +15,7 @@ import fxprune
 from fxprune.commands.failures import unprinted
 from fxprune.commands.options import DTYPES, add_model_options, example_of, parse_arguments, parse_inputs
 from fxprune.commands.target import load_model, load_module
-from fxprune.errors import InputError, OptionError
+from fxprune.errors import InputError, OptionError, TargetError
 from fxprune.latency.machine import description
 from fxprune.latency.profile import ROUNDS, profile
 from fxprune.latency.stopwatch import device_of
@@ -78,7 +78,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _net(text: str, arguments: dict[str, Any]) -> nn.Module:
-    return fxprune.load(text) if Path(text).is_dir() else load_model(text, arguments)
+    if Path(text).is_dir():
+        return fxprune.load(text)
+    if ":" not in text:
+        raise TargetError(
+            f"there is no folder {text}, and it names no model",
+            fix="name a folder that fxprune.save wrote, such as runs/resnet/slim, or package.module:function",
+        )
+    return load_model(text, arguments)
 
 
 def _last(x: torch.Tensor) -> torch.Tensor:

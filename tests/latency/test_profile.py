@@ -56,3 +56,8 @@ def test_mistakes_are_told(change: list[str], said: str, capsys: pytest.CaptureF
     arguments = NET[:3] + (change if change[0] == "--input" else [*NET[3:], *change])
     assert main(["profile", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "runs/missing/", "--input", "1x3x16x16"]) == 2
+    assert "there is no folder runs/missing/" in capsys.readouterr().err
