@@ -55,15 +55,22 @@ def algorithm2(wrapped: Wrapped) -> fx.GraphModule:
             layout[node] = here
         elif node.target in (operator.add, operator.iadd, torch.add):
             width = node.meta["value"].shape[1]
+            living = [argument for argument in node.args if layout.get(argument) is None or layout[argument].size]
             with graph.inserting_before(node):
-                node.args = tuple(
+                operands = tuple(
                     argument if layout.get(argument) is None
                     else graph.call_function(spread, (argument, _index(traced, graph, layout[argument]), width))
-                    for argument in node.args
+                    for argument in living
                 )  # fmt: skip
             layout[node] = None
+            if len(operands) > 1:
+                node.args = operands
+            else:  # the other side is dead: there is nothing to add
+                layout[operands[0]] = None
+                node.replace_all_uses_with(operands[0])
         else:
             layout[node] = here
+    graph.eliminate_dead_code()
     graph.lint()
     traced.recompile()
     return traced

@@ -1,0 +1,55 @@
+"""What slim nets are timed against computes what it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fxprune
+from algorithm2 import algorithm2
+from examples.models import resnet8
+from fxprune.wrapped import Wrapped
+from limit import limit
+
+X = torch.randn(2, 3, 12, 16, dtype=torch.float64)
+
+
+@pytest.fixture(params=[0, 1, 2])
+def wrapped(request: pytest.FixtureRequest) -> Wrapped:
+    torch.manual_seed(request.param)
+    net = fxprune.wrap(resnet8(width=8).double().eval(), 1 / 4, example_inputs=X)
+    return net.harden({name: torch.rand(len(gate)) for name, gate in net.gates.items()})
+
+
+def test_algorithm_2_computes_what_the_slim_net_computes(wrapped: Wrapped) -> None:
+    torch.testing.assert_close(algorithm2(wrapped)(X), fxprune.export(wrapped)(X), rtol=1e-9, atol=1e-9)
+
+
+class Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_limit_does_the_same_work_without_moving_channels(wrapped: Wrapped) -> None:
+    slim = fxprune.export(wrapped)
+    replay = limit(slim, X)
+    with torch.no_grad():
+        with Calls() as own:
+            slim(X)
+        with Calls() as least:
+            made = replay(X)
+    for op in ("convolution", "native_batch_norm", "relu", "addmm", "mean"):
+        assert least.seen[op] == own.seen[op], op
+    joins = {kind: count for kind, count in slim.report.joins.items() if kind != "through"}  # a dead side adds nothing
+    assert least.seen["add"] == sum(joins.values())
+    assert not {"index_select", "index_add", "cat", "slice", "clone"} & set(least.seen)
+    assert made == [] and len(limit(slim, X, keep=True)(X)) > 10
