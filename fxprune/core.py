@@ -60,7 +60,7 @@ class Mixer:
     area: int  # positions of an output channel, per sample
     sites: int  # positions at which the kernel is applied, per sample
     bias: bool
-    is_conv: bool
+    is_conv: bool  # gated and counted; also a linear layer that is called on a map, once at least: a 1x1 convolution
 
     @property
     def groups(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxprune.budget.count import Count, count
+from fxprune.count import Count, count
 from fxprune.commands.failures import told
 from fxprune.emit.folder import read
 from fxprune.emit.onnx import OnnxNet, require

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fxprune.budget.cost import METRICS
-from fxprune.budget.count import count
+from fxprune.count import count
 from fxprune.latency.stopwatch import Inputs, device_of, in_turns
 from fxprune.passes.verify import noise
 

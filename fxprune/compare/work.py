@@ -25,7 +25,7 @@ from fxprune.compare.rows import Row
 from fxprune.emit.files import write_atomically
 from fxprune.emit.tensors import load_tensors, one_line
 from fxprune.errors import DataError, RunError, TargetError
-from fxprune.passes.verify import batch_size
+from fxprune.count import batch_size
 from fxprune.run import FACTS
 from fxprune.train import checkpoint
 from fxprune.train.data import Batches, example_of

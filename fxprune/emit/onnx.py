@@ -17,9 +17,8 @@ from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fxprune.budget.count import Count
+from fxprune.count import Call, Count, batch_size, positions
 from fxprune.errors import ExportError, FxPruneError, OptionError
-from fxprune.passes.verify import batch_size
 
 _FLOATS = {"tensor(float)": torch.float32, "tensor(double)": torch.float64, "tensor(float16)": torch.float16}
 _CONVOLUTIONS = ("Conv", "ConvTranspose")

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fxprune.core import Channels, Freeze, Trace
+from fxprune.core import Channels, Freeze, Mixer, Trace
+from fxprune.count import batch_size
 from fxprune.ids import ONE, Ids, IdTable
 from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
 from fxprune.rules.elementwise import not_zero
@@ -19,7 +20,7 @@ from fxprune.tracing.values import Values
 
 def relate(trace: Trace) -> Channels:
     """Follow the channels of a traced model through every op."""
-    table, notes = IdTable(), Notes(constants=Values(trace.root, trace.model, torch.device("cpu")))
+    table, notes = IdTable(), Notes(Values(trace.root, trace.model, torch.device("cpu")), batch_size(*trace.example))
     flows: dict[fx.Node, Any] = {}
     constants: set[fx.Node] = set()
     freezes: list[Freeze] = []
@@ -44,7 +45,7 @@ def relate(trace: Trace) -> Channels:
         trace=trace,
         table=table,
         flows=flows,
-        mixers=tuple(notes.mixers),
+        mixers=_layers(notes.mixers),
         affines=tuple(notes.affines),
         anchors=notes.anchors,
         masks=tuple(notes.masks),
@@ -55,6 +56,12 @@ def relate(trace: Trace) -> Channels:
         tied=tuple(notes.tied),
         outputs=tuple(outputs),
     )
+
+
+def _layers(calls: list[Mixer]) -> tuple[Mixer, ...]:
+    """A linear layer that one of its calls puts on a map is a convolution in all of them."""
+    convs = {call.name for call in calls if call.is_conv}
+    return tuple(replace(call, is_conv=call.name in convs) for call in calls)
 
 
 def _relate_node(
