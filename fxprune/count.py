@@ -107,9 +107,7 @@ class _Counter(TorchFunctionMode):
         given = kwargs or {}
         made = func(*args, **given)
         if func in _LAYERS:
-            x, weight, bias = (
-                args[at] if len(args) > at else given.get(name) for at, name in enumerate(("input", "weight", "bias"))
-            )
+            x, weight, bias = _first_three(*args, **given)
             if id(weight) in self.held:
                 axis = made.ndim - weight.ndim + 1
                 area = positions(made.shape, axis, self.batch)
@@ -118,3 +116,7 @@ class _Counter(TorchFunctionMode):
                 is_conv = func is not F.linear or area > 1
                 self.found.add(id(weight), Call(*sizes, made.shape[axis], area, sites, is_conv))
         return made
+
+
+def _first_three(input: Any, weight: Any, bias: Any = None, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
+    return input, weight, bias

@@ -19,8 +19,8 @@ from torch import fx, nn
 from torch.utils._pytree import tree_map
 
 from fxprune.budget.cost import METRICS, Cost
-from fxprune.count import Count, batch_size, count
 from fxprune.budget.target import Target
+from fxprune.count import Count, batch_size, count
 from fxprune.emit.example import described, restored
 from fxprune.emit.files import as_path, file_above, told, write_atomically
 from fxprune.emit.folder import read, write_net

@@ -22,10 +22,10 @@ from fxprune.budget.cost import LATENCY
 from fxprune.compare import measure
 from fxprune.compare.plan import TEACHER, Entry, Job, Plan
 from fxprune.compare.rows import Row
+from fxprune.count import batch_size
 from fxprune.emit.files import write_atomically
 from fxprune.emit.tensors import load_tensors, one_line
 from fxprune.errors import DataError, RunError, TargetError
-from fxprune.count import batch_size
 from fxprune.run import FACTS
 from fxprune.train import checkpoint
 from fxprune.train.data import Batches, example_of

@@ -319,10 +319,10 @@ class Tracer(fx.Tracer):
             self.scope = scope
 
     def _note_leaf(self, m: nn.Module, path: str, args: Any, kwargs: Any, reason: str, source: str | None) -> None:
-        values = tree_map(lambda leaf: leaf.value if type(leaf) is ShapeProxy else leaf, (args, kwargs))
+        given, named = tree_map(lambda leaf: leaf.value if type(leaf) is ShapeProxy else leaf, (args, kwargs))
         self.paused = True
         try:
-            cost = conv_cost(m, self.real.get_submodule(path), *values, self.batch)
+            cost = conv_cost(m, self.real.get_submodule(path), given, named, self.batch)
         finally:
             self.paused = False
         self.leaves.append(Leaf(path, type(m).__name__, reason, source, *cost))
