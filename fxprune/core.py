@@ -107,7 +107,7 @@ class Channels:
     opaque: frozenset[
         fx.Node
     ]  # ops that run on complete operands: without a rule, or in a use that theirs does not know
-    filled: frozenset[fx.Node]  # ops that make something of channels of zeros that the model padded
+    filled: frozenset[fx.Node]  # ops that make something of zeros which no mask takes back
     sized: tuple[tuple[fx.Node, Ids], ...]
     tied: tuple[Ids, ...]
     outputs: tuple[Ids, ...]

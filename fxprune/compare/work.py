@@ -141,7 +141,7 @@ class _Worker:
         place = _device_of(slim)
         scores = self._scores(slim, loaders)
         before, after = measure.cost(full.cpu(), inputs), measure.cost(slim.cpu(), inputs)
-        kept, wide = measure.widths(slim), measure.widths(full)
+        kept, wide = (measure.widths(net, inputs) for net in (slim, full))
         timed = (batch_size(*inputs),) if entry.metric == LATENCY else ()  # the batch that the budget is about
         latency = measure.latency(slim.to(place), full.to(place), inputs, timed)
         share = latency.get(str(timed[0]), math.inf) if timed else after[entry.metric] / before[entry.metric]

@@ -112,7 +112,10 @@ def _masked(flow: Any, op: Op) -> Any:
     """What a mask leaves behind. A mask has one entry per channel: positions within a channel live and die together."""
     if not isinstance(flow, Flow) or flow.clean:
         return flow
-    return replace(flow, ids=op.table.collapse(not_zero(op, flow.ids)), clean=True)
+    ids = not_zero(op, flow.ids)
+    if sum(size > 1 for size in ids.shape) > 1:  # the mask goes along one axis: zeros along the others become numbers
+        op.notes.filled.add(op.node)
+    return replace(flow, ids=op.table.collapse(ids), clean=True)
 
 
 def op_name(node: fx.Node, module: Any = None) -> str:
