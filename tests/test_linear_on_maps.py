@@ -10,7 +10,7 @@ from torch import nn
 
 import fxprune
 from fxprune.count import count
-from fxprune.errors import ModelError
+from fxprune.errors import ModelError, OptionError
 from fxprune.wrapped import Wrapped
 from tests.exactness import check_export
 from tests.models import ZOO
@@ -142,6 +142,16 @@ def test_a_leaf_counts_its_linear_layers() -> None:
     (leaf,) = seen.leaves
     assert (leaf.volume, leaf.flops, leaf.params) == (2 * 6 * 20, 2 * 2 * 36 * 20, 42)
     assert seen.cost["volume"] == 3 * 6 * 20
+
+
+def test_without_an_example() -> None:
+    """A linear layer on a map is one for every input, or the input is refused."""
+    model, example, _ = ZOO["convnext_stages"]()
+    wrapped = fxprune.wrap(model, 1 / 2)
+    torch.testing.assert_close(wrapped(*example), model(*example))
+    assert wrapped.full_cost() == fxprune.wrap(model, 1 / 2, example_inputs=example).full_cost()
+    with pytest.raises(OptionError, match="give wrap.. example_inputs"):
+        fxprune.wrap(model, 1 / 2)(example[0][..., :4, :4])  # the last map has one position
 
 
 def test_nothing_but_points() -> None:
