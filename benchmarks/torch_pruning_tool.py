@@ -28,7 +28,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxprune
-from fxprune.budget.count import count
+from fxprune.count import count
 from fxprune.latency.stopwatch import in_turns
 
 ENOUGH = 0.99  # of a budget: no other number of steps is tried

@@ -67,10 +67,14 @@ def _fan_in(module: nn.Module, parameter: torch.Tensor) -> int:
 
 
 class ConvVolume(TorchFunctionMode):
-    """Counts what the convolutions write per sample, in total and while one of ``leaves`` runs."""
+    """Counts what the convolutions write per sample, in total and while one of ``leaves`` runs.
 
-    def __init__(self, model: nn.Module, leaves: Iterable[str] = ()) -> None:
+    A linear layer with more than one position per sample is a convolution.
+    """
+
+    def __init__(self, model: nn.Module, batch: int, leaves: Iterable[str] = ()) -> None:
         super().__init__()
+        self.batch = batch
         self.total = self.inside = self.depth = 0
         self.handles = []
         for path in leaves:
@@ -85,8 +89,10 @@ class ConvVolume(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if re.fullmatch(r"conv(_transpose)?[123]d", getattr(func, "__name__", "")):
-            volume = made.numel() // made.shape[0]
+        name = getattr(func, "__name__", "")
+        if name == "linear" or re.fullmatch(r"conv(_transpose)?[123]d", name):
+            volume = made.numel() // (self.batch if made.numel() % self.batch == 0 else made.shape[0])
+            volume = 0 if name == "linear" and volume == made.shape[-1] else volume
             self.total += volume
             self.inside += volume if self.depth else 0
         return made
@@ -203,7 +209,8 @@ def _check(entry: Model, record: Record) -> None:
     record["nodes"] = len(traced.graph.nodes)
     record["specialisations"] = len(traced.specialisations)
     record["leaves"] = [{**asdict(leaf), "source": place(leaf.source)} for leaf in traced.leaves]
-    with ConvVolume(model, [leaf.path for leaf in traced.leaves if leaf.type != "function"]) as counted:
+    opaque = [leaf.path for leaf in traced.leaves if leaf.type != "function"]
+    with ConvVolume(model, entry.batches[0], opaque) as counted:
         varied = model(*entry.example(entry.batches[0]))
     record["conv_volume"] = counted.total
     record["leaf_share"] = counted.inside / max(counted.total, 1)

@@ -60,7 +60,7 @@ class Mixer:
     area: int  # positions of an output channel, per sample
     sites: int  # positions at which the kernel is applied, per sample
     bias: bool
-    is_conv: bool
+    is_conv: bool  # gated and counted; also a linear layer that is called on a map, once at least: a 1x1 convolution
 
     @property
     def groups(self) -> int:
@@ -107,7 +107,7 @@ class Channels:
     opaque: frozenset[
         fx.Node
     ]  # ops that run on complete operands: without a rule, or in a use that theirs does not know
-    filled: frozenset[fx.Node]  # ops that make something of channels of zeros that the model padded
+    filled: frozenset[fx.Node]  # ops that make something of zeros which no mask takes back
     sized: tuple[tuple[fx.Node, Ids], ...]
     tied: tuple[Ids, ...]
     outputs: tuple[Ids, ...]

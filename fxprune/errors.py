@@ -34,7 +34,7 @@ class InputError(FxPruneError):
 
 
 class ModelError(FxPruneError):
-    """The model cannot be pruned as it is: no convolution, NaN weights, wrapped already."""
+    """The model cannot be pruned as it is: nothing to prune, NaN weights, wrapped already."""
 
 
 class OptionError(FxPruneError):

@@ -19,8 +19,8 @@ from torch import fx, nn
 from torch.utils._pytree import tree_map
 
 from fxprune.budget.cost import METRICS, Cost
-from fxprune.budget.count import Count, count
 from fxprune.budget.target import Target
+from fxprune.count import Count, batch_size, count
 from fxprune.emit.example import described, restored
 from fxprune.emit.files import as_path, file_above, told, write_atomically
 from fxprune.emit.folder import read, write_net
@@ -28,7 +28,7 @@ from fxprune.errors import FxPruneError, OptionError, RunError
 from fxprune.inspection import describe, plain
 from fxprune.passes.freeze import frozen
 from fxprune.passes.survivors import survivors
-from fxprune.passes.verify import TOLERANCE, batch_size, noise, tensors
+from fxprune.passes.verify import TOLERANCE, noise, tensors
 from fxprune.slimming import present_ids
 from fxprune.wrapped import Wrapped
 

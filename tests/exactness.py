@@ -15,9 +15,10 @@ from fxprune.wrapped import Wrapped
 from tests.models import leaves
 
 TOLERANCE = 1e-9
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
 _FUNCTIONS = {
     F.conv1d: False, F.conv2d: False, F.conv3d: False,
-    F.conv_transpose1d: True, F.conv_transpose2d: True, F.conv_transpose3d: True,
+    F.conv_transpose1d: True, F.conv_transpose2d: True, F.conv_transpose3d: True, F.linear: False,
 }  # fmt: skip
 
 
@@ -97,12 +98,23 @@ def check_plain(slim: fx.GraphModule) -> None:
 
 
 class _Counter(fx.Interpreter):
-    """Measures the convolutions that a graph really runs, those inside of leaf modules included."""
+    """Measures the convolutions that a graph really runs, those inside of leaf modules included.
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    So are linear layers, if any of their calls has more than one position per sample.
+    """
+
+    def __init__(self, module: fx.GraphModule, batch: int) -> None:
         super().__init__(module)
-        self.volume = self.flops = 0
-        self.sizes: dict[int, int] = {}
+        self.batch = batch
+        self.layers: dict[int, list[tuple[int, int, int, bool]]] = {}
+
+    def sums(self) -> dict[str, int]:
+        counted = [calls for calls in self.layers.values() if any(is_conv for *_, is_conv in calls)]
+        return {
+            "params": sum(calls[0][0] for calls in counted),
+            "volume": sum(volume for calls in counted for _, volume, _, _ in calls),
+            "flops": sum(flops for calls in counted for _, _, flops, _ in calls),
+        }
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
@@ -115,15 +127,18 @@ class _Counter(fx.Interpreter):
         return result
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-        assert isinstance(module, nn.modules.conv._ConvNd)
+        assert isinstance(module, LAYERS)
         self.count(args[0], module.weight, module.bias, result, isinstance(module, nn.modules.conv._ConvTransposeNd))
 
     def count(self, x: torch.Tensor, weight: torch.Tensor, bias: Any, y: torch.Tensor, transposed: bool) -> None:
-        self.sizes[id(weight)] = weight.numel() + (0 if bias is None else bias.numel())
-        rank = weight.ndim - 2
-        places = (x if transposed else y).shape[-rank:].numel()
-        self.volume += y.shape[-rank - 1 :].numel()
-        self.flops += 2 * places * weight.numel()
+        size = weight.numel() + (0 if bias is None else bias.numel())
+        axis = y.ndim - weight.ndim + 1
+        batch = self.batch if y.shape[:axis].numel() % self.batch == 0 else y.shape[:1].numel() if axis else 1
+        area, places = (t.numel() // t.shape[axis] // batch for t in (y, x if transposed else y))
+        is_conv = weight.ndim > 2 or area > 1
+        self.layers.setdefault(id(weight), []).append(
+            (size, y.shape[axis] * area, 2 * places * weight.numel(), is_conv)
+        )
 
 
 def check_cost(wrapped: Wrapped, slim: fx.GraphModule, inputs: Any, connectivity: str = "mixed") -> None:
@@ -133,21 +148,20 @@ def check_cost(wrapped: Wrapped, slim: fx.GraphModule, inputs: Any, connectivity
         estimate = wrapped.cost()
         assert cost == replace(estimate, network_params=cost.network_params)
     assert cost.network_params == sum(parameter.numel() for parameter in slim.parameters())
-    counter = _Counter(slim)
     given = clone(inputs)
     if isinstance(given, dict):
         names = [str(node.target) for node in slim.graph.nodes if node.op == "placeholder"]
         given = tuple(given.get(name) for name in names)
         defaults = [node.args[0] if node.args else None for node in slim.graph.nodes if node.op == "placeholder"]
         given = tuple(default if value is None else value for value, default in zip(given, defaults, strict=True))
-    convolutions = [module for module in slim.modules() if isinstance(module, nn.modules.conv._ConvNd)]
-    hooks = [module.register_forward_hook(counter.hook) for module in convolutions]
+    counter = _Counter(slim, next((leaf.shape[0] for leaf in leaves(inputs) if leaf.ndim), 1))
+    layers = [module for module in slim.modules() if isinstance(module, LAYERS)]
+    hooks = [module.register_forward_hook(counter.hook) for module in layers]
     with torch.no_grad():
         counter.run(*given)
     for hook in hooks:
         hook.remove()
-    params = sum(counter.sizes.values())
-    found = {"params": params, "volume": counter.volume, "flops": counter.flops}
+    found = counter.sums()
     said = {"params": cost.params, "volume": cost.volume, "flops": cost.flops}
     assert found == said, f"the slim net costs {found}, the report says {said}"
 

@@ -11,7 +11,7 @@ import fxprune
 
 ROOT = Path(fxprune.__file__).parent
 ORDER = [
-    {"errors", "ids"}, {"core"}, {"tracing"}, {"layers"}, {"rules"}, {"budget"}, {"passes"}, {"latency"},
+    {"errors", "ids", "count"}, {"core"}, {"tracing"}, {"layers"}, {"rules"}, {"budget"}, {"passes"}, {"latency"},
     {"wrapped", "slimming", "timing", "inspection"}, {"emit"}, {"run"}, {"methods"}, {"train"}, {"report"}, {"api"},
     {"compare", "demo", "integrations"}, {"commands"}, {"cli"}, {"__main__"},
 ]  # fmt: skip

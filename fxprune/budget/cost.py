@@ -23,10 +23,11 @@ LATENCY = "latency"  # is measured
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs per sample. ``volume``, ``flops`` (2 x multiply-adds) and ``params`` count convolutions;
-    ``network_flops`` adds linear layers, ``network_params`` everything that has parameters; of a pruned network an
-    estimate, which loose parameters and norms over several channels put wrong. ``latency`` is the time in nanoseconds
-    of the example's batch on this machine, by a model of it, where a budget asks for that; else None.
+    """Costs per sample. ``volume``, ``flops`` (2 x multiply-adds) and ``params`` count convolutions, and linear layers
+    that are applied at every position of a map or to every token, which is the same; ``network_flops`` adds the other
+    linear layers, ``network_params`` everything that has parameters; of a pruned network an estimate, which loose
+    parameters and norms over several channels put wrong. ``latency`` is the time in nanoseconds of the example's batch
+    on this machine, by a model of it, where a budget asks for that; else None.
 
     >>> Cost(volume=1024, flops=2048, params=12, network_flops=2048, network_params=12).volume
     1024

@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A convolution: nanoseconds over the channels that it writes and reads, measured at some numbers of them."""
+    """A layer: nanoseconds over the channels that it writes and reads, measured at some numbers of them."""
 
     rows: Ids
     columns: Ids

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxprune.budget.cost import METRICS
-from fxprune.budget.count import Count, count
 from fxprune.budget.target import Target
 from fxprune.commands.difference import Comparison, compare, load_candidate, load_references
 from fxprune.commands.failures import unprinted
 from fxprune.commands.options import parse_budget
+from fxprune.count import Count, count
 from fxprune.errors import OptionError
 from fxprune.report.text import percent
 from fxprune.run import HARDENED, SLIM, Run
@@ -104,7 +104,7 @@ def _folded(cost: Count, own: Count) -> int:
 
     Only a net that computes the same as the run's is granted this.
     """
-    return max(0, sum(cost.biases.values()) - sum(own.biases.values()))
+    return max(0, cost.biases - own.biases)
 
 
 def _limit(metric: str, fraction: float, costs: dict[str, int] | None, found: Run) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxprune.budget.count import Count, count
 from fxprune.commands.failures import told
+from fxprune.count import Count, count
 from fxprune.emit.folder import read
 from fxprune.emit.onnx import OnnxNet, require
 from fxprune.errors import FxPruneError, RunError

@@ -11,14 +11,11 @@ import torch
 from torch import nn
 
 from fxprune.budget.cost import METRICS
-from fxprune.budget.count import count
+from fxprune.count import count
 from fxprune.latency.stopwatch import Inputs, device_of, in_turns
 from fxprune.passes.verify import noise
 
 PAIRS, BATCHES = 30, (1, 32)
-_CONVOLUTIONS = tuple(
-    getattr(nn, f"Conv{transposed}{axes}d") for transposed in ("", "Transpose") for axes in (1, 2, 3)
-)
 
 
 def machine() -> dict[str, Any]:
@@ -45,12 +42,15 @@ def cost(net: nn.Module, inputs: Inputs) -> dict[str, int]:
     return {metric: int(getattr(found, metric)) for metric in METRICS}
 
 
-def widths(net: nn.Module) -> dict[str, int]:
-    """
-    >>> widths(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)))
+def widths(net: nn.Module, inputs: Inputs) -> dict[str, int]:
+    """Channels of each convolution that runs.
+
+    >>> widths(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)), ((torch.zeros(1, 3, 2, 2),), {}))
     {'0': 8, '2': 4}
     """
-    return {name: int(part.out_channels) for name, part in net.named_modules() if isinstance(part, _CONVOLUTIONS)}
+    tensors = (*net.named_parameters(), *net.named_buffers())
+    names = {id(tensor): name.removesuffix(".weight") for name, tensor in tensors}
+    return {names[key]: calls[0].channels for key, calls in count(net.eval(), *inputs).layers.items()}
 
 
 def latency(slim: nn.Module, full: nn.Module, inputs: Inputs, more: tuple[int, ...] = ()) -> dict[str, float]:

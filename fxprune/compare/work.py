@@ -22,10 +22,10 @@ from fxprune.budget.cost import LATENCY
 from fxprune.compare import measure
 from fxprune.compare.plan import TEACHER, Entry, Job, Plan
 from fxprune.compare.rows import Row
+from fxprune.count import batch_size
 from fxprune.emit.files import write_atomically
 from fxprune.emit.tensors import load_tensors, one_line
 from fxprune.errors import DataError, RunError, TargetError
-from fxprune.passes.verify import batch_size
 from fxprune.run import FACTS
 from fxprune.train import checkpoint
 from fxprune.train.data import Batches, example_of
@@ -146,7 +146,7 @@ class _Worker:
         place = _device_of(slim)
         scores = self._scores(slim, loaders)
         before, after = measure.cost(full.cpu(), inputs), measure.cost(slim.cpu(), inputs)
-        kept, wide = measure.widths(slim), measure.widths(full)
+        kept, wide = (measure.widths(net, inputs) for net in (slim, full))
         timed = (batch_size(*inputs),) if entry.metric == LATENCY else ()  # the batch that the budget is about
         latency = measure.latency(slim.to(place), full.to(place), inputs, timed)
         share = latency.get(str(timed[0]), math.inf) if timed else after[entry.metric] / before[entry.metric]

@@ -17,12 +17,11 @@ from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fxprune.budget.count import Count
+from fxprune.count import Count, batch_size
+from fxprune.emit.onnx_layers import layer_calls
 from fxprune.errors import ExportError, FxPruneError, OptionError
-from fxprune.passes.verify import batch_size
 
 _FLOATS = {"tensor(float)": torch.float32, "tensor(double)": torch.float64, "tensor(float16)": torch.float16}
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 def installed(*names: str) -> bool:
@@ -120,24 +119,17 @@ class OnnxNet:
         import onnx
 
         model = onnx.load_from_string(self.data)
-        weights = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-        calls = [
-            node for node in model.graph.node if node.op_type in _CONVOLUTIONS and node.input[1] in weights
-        ]  # a kernel that is computed is no layer
+        calls = layer_calls(model.graph)
         known = {value.name for value in (*model.graph.input, *model.graph.output)}
-        asked = dict.fromkeys(name for node in calls for name in (node.input[0], node.output[0]))
+        asked = dict.fromkeys(name for call in calls for name in (call.x, call.y))
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in known)
         session = _session(model.SerializeToString(), self.name, optimise=False)
         feed, names = self._feed(session, args, kwargs), [value.name for value in session.get_outputs()]
         shapes = {name: value.shape for name, value in zip(names, session.run(None, feed), strict=True)}
         shapes.update({name: value.shape for name, value in feed.items()})
         found = Count()
-        for node in calls:
-            y = shapes[node.output[0]]
-            places = shapes[node.input[0]] if node.op_type == "ConvTranspose" else y
-            bias = torch.Size(weights[node.input[2]]).numel() if len(node.input) > 2 and node.input[2] else 0
-            sizes = torch.Size(weights[node.input[1]]).numel(), bias
-            found.add(node.input[1], sizes, y[1], torch.Size(y[2:]).numel(), torch.Size(places[2:]).numel())
+        for call in calls:
+            found.add(call.key, call.cost(shapes, batch_size(args, kwargs)))
         return found
 
 

@@ -1,8 +1,9 @@
 """Measure a network on this machine, and make a cost of its time.
 
-A dozen pruned versions of it run op by op: all widths cut alike, and each cut at random. Convolutions are measured by
-themselves over their widths, then scaled to what they took inside of these nets, where caches are not theirs alone;
-what any other op takes is a straight line through its times. Whole nets, which have no stopwatch in them, scale it all.
+A dozen pruned versions of it run op by op: all widths cut alike, and each cut at random. Convolutions and linear layers
+are measured by themselves over their widths, then scaled to what they took inside of these nets, where caches are not
+theirs alone; what any other op takes is a straight line through its times. Whole nets, which have no stopwatch in them,
+scale it all.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch import fx, nn
 from fxprune.budget.latency import Latency, Line, Meeting, Table
 from fxprune.core import Mixer
 from fxprune.ids import ONE, ZERO, Ids
-from fxprune.latency import convs
 from fxprune.latency.auto import joins_of
+from fxprune.latency.layers import KINDS, key, measure_layer
 from fxprune.latency.stopwatch import by_op, device_of, example_inputs, in_turns
 from fxprune.passes.analysis import Analysis
 from fxprune.rules import Flow
@@ -63,12 +64,12 @@ def measure(
         if not taken.any():
             continue
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if node in mixers and isinstance(module, convs.KINDS):
+        if node in mixers and isinstance(module, KINDS):
             shape = tuple(node.all_input_nodes[0].meta["value"].shape)
-            name = convs.key(module, shape)
+            name = key(module, shape)
             if name not in known:
                 step(f"timing {node.target}")
-                known[name] = convs.measure(module, shape, device_of(model))
+                known[name] = measure_layer(module, shape, device_of(model))
             tables.append(fitted_table(mixers[node], known[name], taken, samples))
         elif node in joins:
             meetings.append(fitted_meeting(joins[node].operands, joins[node].out, taken, samples))

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from fxprune.core import Channels
-from fxprune.passes.verify import batch_size, noise
+from fxprune.count import batch_size
+from fxprune.passes.verify import noise
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

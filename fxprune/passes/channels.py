@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fxprune.core import Channels, Freeze, Trace
+from fxprune.core import Channels, Freeze, Mixer, Trace
+from fxprune.count import batch_size
 from fxprune.ids import ONE, Ids, IdTable
 from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
 from fxprune.rules.elementwise import not_zero
@@ -19,7 +20,7 @@ from fxprune.tracing.values import Values
 
 def relate(trace: Trace) -> Channels:
     """Follow the channels of a traced model through every op."""
-    table, notes = IdTable(), Notes(constants=Values(trace.root, trace.model, torch.device("cpu")))
+    table, notes = IdTable(), Notes(Values(trace.root, trace.model, torch.device("cpu")), batch_size(*trace.example))
     flows: dict[fx.Node, Any] = {}
     constants: set[fx.Node] = set()
     freezes: list[Freeze] = []
@@ -44,7 +45,7 @@ def relate(trace: Trace) -> Channels:
         trace=trace,
         table=table,
         flows=flows,
-        mixers=tuple(notes.mixers),
+        mixers=_layers(notes.mixers),
         affines=tuple(notes.affines),
         anchors=notes.anchors,
         masks=tuple(notes.masks),
@@ -55,6 +56,12 @@ def relate(trace: Trace) -> Channels:
         tied=tuple(notes.tied),
         outputs=tuple(outputs),
     )
+
+
+def _layers(calls: list[Mixer]) -> tuple[Mixer, ...]:
+    """A linear layer that one of its calls puts on a map is a convolution in all of them."""
+    convs = {call.name for call in calls if call.is_conv}
+    return tuple(replace(call, is_conv=call.name in convs) for call in calls)
 
 
 def _relate_node(
@@ -105,7 +112,10 @@ def _masked(flow: Any, op: Op) -> Any:
     """What a mask leaves behind. A mask has one entry per channel: positions within a channel live and die together."""
     if not isinstance(flow, Flow) or flow.clean:
         return flow
-    return replace(flow, ids=op.table.collapse(not_zero(op, flow.ids)), clean=True)
+    ids = not_zero(op, flow.ids)
+    if sum(size > 1 for size in ids.shape) > 1:  # the mask goes along one axis: zeros along the others become numbers
+        op.notes.filled.add(op.node)
+    return replace(flow, ids=op.table.collapse(ids), clean=True)
 
 
 def op_name(node: fx.Node, module: Any = None) -> str:

@@ -1,4 +1,7 @@
-"""Which convolutions get gates, at what grain, and why the others get none."""
+"""Which convolutions get gates, at what grain, and why the others get none.
+
+A linear layer on a map is one of them: see ``Mixer.is_conv``.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
     if not calls:
         raise ModelError(
             "the model has no convolution, so there is nothing to prune",
-            fix="fxprune prunes Conv1d/2d/3d and their transposed kin; check that this is the right model",
+            fix="fxprune prunes Conv1d/2d/3d, their transposed kin, and linear layers on maps or tokens; check that "
+            "this is the right model",
         )
     for pattern in ignore:
         if not any(fnmatchcase(name, pattern) for name in calls):

@@ -25,7 +25,7 @@ class Stream:
 def layer_graph(channels: Channels) -> nx.DiGraph:
     """Nodes: ``input``, ``conv``, ``linear``, ``add``, ``mul``, ``cat``, ``output`` (attribute ``kind``).
 
-    Edges contract everything in between.
+    Edges contract everything in between. A linear layer on a map is a ``conv``.
     """
     graph = nx.DiGraph()
     mixers = {mixer.node: mixer for mixer in channels.mixers}

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
+from fxprune.count import batch_size
 from fxprune.errors import ExportError, FxPruneError
 
 Net = TypeVar("Net", bound=fx.GraphModule)
@@ -97,12 +98,6 @@ def _run(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return net(*args, **kwargs)
-
-
-def batch_size(args: Any, kwargs: Any) -> int:
-    """The first size of the first input."""
-    sizes = [leaf.shape[0] for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor) and leaf.ndim]
-    return int(sizes[0]) if sizes else 1
 
 
 def noise(

@@ -23,7 +23,8 @@ from fxprune.report.page_summary import NAMES, cards, fraction, totals
 from fxprune.report.text import plural
 
 PAGE = "report.html"
-_COUNTED = "Per sample. Volume: positions of all output channels. FLOPs: two per multiply-add. Of convolutions only."
+_COUNTED = "Per sample. Volume: positions of all output channels. FLOPs: two per multiply-add. Of convolutions only; "
+_COUNTED += "a linear layer that is applied at every position of a map is one."
 _BARS = 44  # more than these cannot be told apart
 
 

@@ -15,6 +15,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fxprune.core import Mixer
+from fxprune.count import positions
 from fxprune.ids import ZERO, Ids
 from fxprune.rules.elementwise import not_zero
 from fxprune.rules.emit import Piece, Slim, living_only, scaled_by_gate, whole_op
@@ -67,8 +68,9 @@ def convolution(op: Op) -> Flow | None:
     groups = op.get("groups", 6, 1)  # (input, weight, bias, stride, padding, dilation or output_padding, groups)
     axis = op.out.ndim - weight.ndim + 1
     inputs = op.flow().along(axis, op.table, value.shape[axis]).reshape(groups, -1)
-    sites = value if is_transposed(op) else op.out
-    return _mix(op, inputs, op.out.shape[axis] // groups, axis, sites=math.prod(sites.shape[axis + 1 :]), is_conv=True)
+    area = positions(op.out.shape, axis, op.notes.batch)
+    sites = positions(value.shape, axis, op.notes.batch) if is_transposed(op) else area
+    return _mix(op, inputs, op.out.shape[axis] // groups, axis, area=area, sites=sites, is_conv=True)
 
 
 def is_transposed(op: Op) -> bool:
@@ -77,26 +79,28 @@ def is_transposed(op: Op) -> bool:
 
 @rule(nn.Linear, F.linear)
 def linear(op: Op) -> Flow | None:
+    """Applied at every position of a map it is a 1x1 convolution; at one position alone it follows its input."""
     weight, value = op.get("weight", 1), op.value()
     if op.find(op.raw(1, "weight")) is not None:
         return None
     axis = op.out.ndim - 1
     inputs = op.flow().along(axis, op.table, value.shape[axis]).reshape(1, -1)
-    return _mix(op, inputs, weight.shape[0], axis, sites=math.prod(op.out.shape[1:-1]), is_conv=False)
+    area = positions(op.out.shape, axis, op.notes.batch)
+    return _mix(op, inputs, weight.shape[0], axis, area=area, sites=area, is_conv=area > 1)
 
 
-def _mix(op: Op, inputs: Ids, rows: int, axis: int, *, sites: int, is_conv: bool) -> Flow:
+def _mix(op: Op, inputs: Ids, rows: int, axis: int, *, area: int, sites: int, is_conv: bool) -> Flow:
     padding = (inputs == ZERO).all(1, keepdims=True)  # a group that reads padding alone writes its bias
     inputs = np.where(padding, not_zero(op, inputs, fill=False), inputs) if bool(padding.any()) else inputs
     ids = op.table.mix(inputs, rows, owner=op.node.name)
     kernel, bias = math.prod(op.get("weight", 1).shape[2:]), op.get("bias", 2) is not None
-    name, area = _owner(op, op.raw(1, "weight")), math.prod(op.out.shape[axis + 1 :])
+    name = _owner(op, op.raw(1, "weight"))
     if op.module is None and not _fits(op, name, ids, inputs, kernel, bias):
         name = f"{name}_{op.node.name}"
     op.notes.mixers.append(Mixer(op.node, name, ids, inputs, kernel, area, sites, bias, is_conv))
     shape = [1] * op.out.ndim
     shape[axis] = ids.size
-    return Flow(ids.reshape(shape), writer=op.node)
+    return Flow(ids.reshape(shape), writer=op.node if axis == 1 else None)  # a batch norm's channels are on axis 1
 
 
 @rule(torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__", torch.mm, "mm")

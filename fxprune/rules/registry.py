@@ -132,6 +132,7 @@ class Notes:
     """What rules write down for the passes after them."""
 
     constants: Values
+    batch: int  # of the example
     mixers: list[Mixer] = field(default_factory=list)
     affines: list[Affine] = field(default_factory=list)
     anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)  # layer -> the batch norm that carries its gate

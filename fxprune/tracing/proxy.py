@@ -84,6 +84,12 @@ class ShapeProxy(fx.Proxy):
             return item in self.value
         return any(bool(entry == item) for entry in self)
 
+    def reshape_as(self, other: Any) -> Any:  # sizes can be followed, what a tensor is asked as a whole cannot
+        return self.reshape(other.shape)
+
+    def view_as(self, other: Any) -> Any:
+        return self.view(other.shape)
+
     def keys(self) -> Any:  # a proxied dict has the example's keys
         return self.value.keys()
 

@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Leaf, Specialisation
+from fxprune.count import batch_size
 from fxprune.tracing import writes
 from fxprune.tracing.frames import call_site, error_line, is_user_function, one_line, user_line
 from fxprune.tracing.inplace import functional_form
@@ -54,6 +55,7 @@ class Tracer(fx.Tracer):
     def trace_example(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Graph:
         self.values = Values(root, self.real, self.device)
         self.example = inspect.signature(root.forward).bind(*args, **kwargs)
+        self.batch = batch_size(args, kwargs)
         self.attribute_names = {id(t): n for n, t in [*root.named_parameters(), *root.named_buffers()]}
         self.autocast = _autocast()
         with Recorded(self):
@@ -317,10 +319,10 @@ class Tracer(fx.Tracer):
             self.scope = scope
 
     def _note_leaf(self, m: nn.Module, path: str, args: Any, kwargs: Any, reason: str, source: str | None) -> None:
-        values = tree_map(lambda leaf: leaf.value if type(leaf) is ShapeProxy else leaf, (args, kwargs))
+        given, named = tree_map(lambda leaf: leaf.value if type(leaf) is ShapeProxy else leaf, (args, kwargs))
         self.paused = True
         try:
-            cost = conv_cost(m, self.real.get_submodule(path), *values)
+            cost = conv_cost(m, self.real.get_submodule(path), given, named, self.batch)
         finally:
             self.paused = False
         self.leaves.append(Leaf(path, type(m).__name__, reason, source, *cost))

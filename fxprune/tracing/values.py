@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fxprune.count import count
 from fxprune.tracing.copies import copy_module
 
 # Modules whose output has their input's shape and dtype. A meta kernel would find that out too, a hundred times slower.
@@ -155,31 +155,14 @@ def attribute(root: nn.Module, path: str) -> Any:
 
 
 def conv_cost(
-    module: nn.Module, real: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module, real: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
 ) -> tuple[int, int, int]:
     """Volume, FLOPs and parameters of the convolutions inside a module, for the shapes of this call."""
-    total = [0, 0, 0]
-
-    def count(conv: nn.Module, given: Any, out: Any) -> None:
-        assert isinstance(conv, nn.modules.conv._ConvNd)
-        rank = len(conv.kernel_size)
-        sites = math.prod((given[0] if conv.transposed else out).shape[-rank:])
-        total[0] += conv.out_channels * math.prod(out.shape[-rank:])
-        total[1] += 2 * conv.weight.numel() * sites
-        total[2] += sum(parameter.numel() for parameter in conv.parameters())
-
     scratch = copy_module(real).eval()  # a call may leave something behind
     for candidate, example in ((module, to_meta), (scratch, _made_up)):  # code that asks data needs some
-        total[:] = [0, 0, 0]
-        convs = [conv for conv in candidate.modules() if isinstance(conv, nn.modules.conv._ConvNd)]
-        hooks = [conv.register_forward_hook(count) for conv in convs]
         try:
-            with torch.no_grad():
-                candidate(*example(args), **example(kwargs))
-            break
+            found = count(candidate, example(args), example(kwargs), batch)
         except (NotImplementedError, RuntimeError):
             continue
-        finally:
-            for hook in hooks:
-                hook.remove()
-    return total[0], total[1], total[2]
+        return found.volume, found.flops, found.params
+    return 0, 0, 0

@@ -15,7 +15,7 @@ import fxprune
 from examples.models import resnet8
 from fxprune.budget.latency import Latency, Line, Meeting, Table
 from fxprune.errors import OptionError
-from fxprune.latency import convs, measure
+from fxprune.latency import layers, measure
 from fxprune.latency.cache import as_json, from_json
 from fxprune.timing import use_latency
 from fxprune.wrapped import Wrapped
@@ -151,20 +151,22 @@ def test_several_budgets_at_once() -> None:
     assert cost.volume <= full.volume / 4 and cost.latency <= 0.8 * full.latency
 
 
-def test_convolutions_of_every_kind_have_a_table() -> None:
+def test_layers_of_every_kind_have_a_table() -> None:
     device = torch.device("cpu")
-    for conv, shape in [
+    for layer, shape in [
         (nn.Conv2d(8, 24, 3, padding=1), (1, 8, 6, 6)),
         (nn.Conv2d(16, 16, 3, groups=16), (1, 16, 6, 6)),
         (nn.Conv2d(16, 32, 3, groups=4), (2, 16, 6, 6)),
         (nn.ConvTranspose2d(8, 4, 2, stride=2, output_padding=1), (1, 8, 5, 5)),
         (nn.Conv1d(4, 6, 3), (1, 4, 9)),
         (nn.Conv2d(8, 24, 3).to(memory_format=torch.channels_last), (1, 8, 6, 6)),
+        (nn.Linear(8, 24), (2, 6, 6, 8)),
     ]:
-        at_rows, at_columns, times = convs.measure(conv, shape, device)
+        at_rows, at_columns, times = layers.measure_layer(layer, shape, device)
         assert times.shape == (at_rows.size, at_columns.size)
         assert (times[1:, 1:] > 0).all() and (times[0] == 0).all()
-        assert at_rows[-1] == conv.out_channels and (np.diff(at_rows) > 0).all() and (np.diff(at_columns) > 0).all()
+        assert at_rows[-1] == layers.widths(layer)[0]
+        assert (np.diff(at_rows) > 0).all() and (np.diff(at_columns) > 0).all()
 
 
 def test_times_that_fit_no_line_get_no_negative_one() -> None:
