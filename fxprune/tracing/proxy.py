@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _TORCH = str(torch.__path__[0])
+_ASKING_FOR_USERS = ("is_tensor", "_isinstance", "container_checker")  # the last two are torch.jit.isinstance
 
 
 class ShapeProxy(fx.Proxy):
@@ -41,8 +42,9 @@ class ShapeProxy(fx.Proxy):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         asking = sys._getframe(1).f_code
-        outside = not asking.co_filename.startswith(_TORCH) or asking.co_name == "is_tensor"
-        return type(self.value) if outside and "isinstance" in asking.co_names else ShapeProxy
+        outside = not asking.co_filename.startswith(_TORCH) or asking.co_name in _ASKING_FOR_USERS
+        python = "isinstance" in asking.co_names or "__class__" in asking.co_names  # as functools.singledispatch
+        return type(self.value) if outside and python else ShapeProxy
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.value, name)  # raises AttributeError exactly where the value would
