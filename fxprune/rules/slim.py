@@ -62,6 +62,7 @@ class Slim:
         self.constants = Values(channels.trace.root, model, torch.device("cpu"))
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.joins: dict[str, str] = {}  # op of the original -> how it is written here
+        self.masked = frozenset(channels.masks)
         self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
         self.calls: dict[str, list[Any]] = {}
         layers: list[Any] = [*channels.mixers, *channels.affines]

@@ -50,6 +50,8 @@ class ShapeProxy(fx.Proxy):
         found = getattr(self.value, name)  # raises AttributeError exactly where the value would
         if isinstance(self.value, dict) and name in ("values", "items", "get"):
             return getattr(self, f"_{name}")
+        if name in ("T", "mT") and isinstance(self.value, torch.Tensor):
+            return self.permute(*range(self.value.ndim)[::-1]) if name == "T" else self.transpose(-2, -1)
         if callable(found):
             return lambda *args, **kwargs: self.tracer.call_method(self, name, args, kwargs)
         if name in ("ndim", "itemsize") or isinstance(self.value, torch.device):  # x.device.type: a name for Python

@@ -10,7 +10,7 @@ from importlib import import_module
 from tests.models.case import ZOO, Case, leaves, randomise
 
 SECTIONS = ("chains", "residual", "concatenation", "attention", "groups", "norms", "resolution", "sharing", "python",
-            "parts")  # fmt: skip
+            "parts", "contraction")  # fmt: skip
 for _section in SECTIONS:
     import_module(f"tests.models.{_section}")  # registers its nets
 
