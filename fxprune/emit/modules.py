@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -48,6 +49,15 @@ def constructor(module: nn.Module, path: str) -> Doc:
         _plain(value) if name in required else prefixed(f"{name}=", _plain(value)) for name, value in arguments.items()
     ]
     return group(f"nn.{kind.__name__}(", items, ")", call=True)
+
+
+def without(module: nn.Module, names: list[str]) -> nn.Module:
+    """The module, for a look at it, as if it did not hold these children."""
+    if not names:
+        return module
+    made = copy.copy(module)
+    made._modules = {name: child for name, child in module._modules.items() if name not in names}
+    return made
 
 
 def _torch_class(module: nn.Module, path: str) -> type[nn.Module]:

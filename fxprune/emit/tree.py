@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from fxprune.emit.layout import Doc, group, quoted
-from fxprune.emit.modules import constructor
+from fxprune.emit.modules import constructor, without
 
 
 @dataclass
@@ -42,10 +42,13 @@ def contents(slim: fx.GraphModule, graph: fx.Graph) -> Contents:
 
 
 def _walk(module: nn.Module, path: str, called: set[str], found: Contents) -> None:
-    if path in called:
-        found.table[path] = constructor(module, path)
-        return
     prefix = f"{path}." if path else ""
+    if path in called:
+        apart = _apart(module, prefix, called)
+        found.table[path] = constructor(without(module, apart), path)
+        for name in apart:
+            _walk(module.get_submodule(name), prefix + name, called, found)
+        return
     for name, parameter in module._parameters.items():
         if parameter is not None:
             found.table[prefix + name] = group("nn.Parameter(", _parameter(parameter), ")", call=True)
@@ -56,6 +59,13 @@ def _walk(module: nn.Module, path: str, called: set[str], found: Contents) -> No
     for name, child in module._modules.items():
         if child is not None:
             _walk(child, prefix + name, called, found)
+
+
+def _apart(layer: nn.Module, prefix: str, called: set[str]) -> list[str]:
+    """Parts of a layer that are called on their own, such as the padding before a convolution."""
+    if not isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear)):  # these have none that torch knows of
+        return []
+    return [name for name, _ in layer.named_children() if any(f"{c}.".startswith(f"{prefix}{name}.") for c in called)]
 
 
 def _parameter(parameter: torch.Tensor) -> list[Doc]:

@@ -110,10 +110,30 @@ def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
         slim.pieces[node] = None
     elif rule is None or node in slim.channels.opaque or not slim.reads_channels(node):
         slim.pieces[node] = Piece(slim.replay(node))
-    elif node in slim.channels.filled:
+    elif node in slim.channels.filled or _lacks_channels(node, flow, slim):
         slim.pieces[node] = whole_op(op, slim)
     elif not rule.lazy or op.module is not None:
         slim.pieces[node] = (rule.emit or same_op)(op, slim)
+
+
+def _lacks_channels(node: fx.Node, flow: Any, slim: Slim) -> bool:
+    """An op that makes something of zeros, on a tensor that lacks some of the channels which live behind it.
+
+    Where ids vary along several axes (the calls of one layer, stacked), what lives is only known along one of them.
+    """
+    if not isinstance(flow, Flow) or node not in slim.masked:
+        return False
+    for source in node.all_input_nodes:
+        piece = slim.piece(source) if slim.flow(source) is not None else None
+        value = source.meta["value"]
+        if piece is None or piece.axis is None or value.ndim != flow.ids.ndim:
+            continue
+        living = np.moveaxis(slim.present[flow.ids], piece.axis, 0).reshape(flow.ids.shape[piece.axis], -1).any(1)
+        living = np.broadcast_to(living, (node.meta["value"].shape[piece.axis],))
+        same = living.size == value.shape[piece.axis]
+        if same and not np.isin(np.flatnonzero(living), piece.along(piece.axis, value.shape[piece.axis])).all():
+            return True
+    return False
 
 
 def _drop_unread(graph: fx.Graph) -> None:

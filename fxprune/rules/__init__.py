@@ -1,10 +1,23 @@
 """What each op does to channels. Importing this package registers every rule."""
 
-from fxprune.rules import attention, elementwise, joins, mixing, movement, norms, reductions, replay, sizes, spatial
+from fxprune.rules import (
+    attention,
+    contraction,
+    custom,
+    elementwise,
+    joins,
+    mixing,
+    movement,
+    norms,
+    reductions,
+    replay,
+    sizes,
+    spatial,
+)
 from fxprune.rules.emit import same_op
 from fxprune.rules.registry import RULES, Flow, NoChannels, Notes, Op, constant_flow, find_rule, rule
 
 __all__ = [
-    "RULES", "Flow", "NoChannels", "Notes", "Op", "attention", "constant_flow", "elementwise", "find_rule", "joins",
-    "mixing", "movement", "norms", "reductions", "replay", "rule", "same_op", "sizes", "spatial",
+    "RULES", "Flow", "NoChannels", "Notes", "Op", "attention", "constant_flow", "contraction", "custom", "elementwise",
+    "find_rule", "joins", "mixing", "movement", "norms", "reductions", "replay", "rule", "same_op", "sizes", "spatial",
 ]  # fmt: skip

@@ -31,8 +31,9 @@ def _targets(names: str, *others: Hashable) -> list[Hashable]:
 KEEPS_ZERO = _targets(
     """relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish tanh tanhshrink softsign hardshrink softshrink
     sin tan asin atan sinh asinh erf abs absolute neg negative positive sign sgn sqrt square floor ceil round trunc fix
-    frac expm1 log1p nan_to_num dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
-    feature_dropout contiguous clone detach to float double half bfloat16 type type_as cpu cuda requires_grad_""",
+    frac expm1 log1p nan_to_num angle conj real imag dropout dropout1d dropout2d dropout3d alpha_dropout
+    feature_alpha_dropout feature_dropout contiguous clone detach to float double half bfloat16 type type_as cpu cuda
+    requires_grad_""",
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,
     nn.Tanh, nn.Tanhshrink, nn.Softsign, nn.Hardshrink, nn.Softshrink, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
     nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, operator.neg, operator.pos, operator.abs, round,
@@ -86,12 +87,16 @@ def clamp(op: Op) -> Flow:
     return replace(op.flow(), clean=inside, writer=None)
 
 
-@rule(torch.pow, "pow", operator.pow, "__pow__")
-def power(op: Op) -> Flow | None:
-    exponent = op.args[1]
-    if op.find(op.raw(0)) is None or not isinstance(exponent, (int, float)):
-        return None
-    return replace(op.flow(), clean=exponent > 0, writer=None)
+@rule(torch.pow, "pow", operator.pow, "__pow__", "__rpow__")
+def power(op: Op) -> Flow:
+    """With an exponent that is learned, or a base that is fixed, nothing tells what becomes of zeros."""
+    base, exponent = (op.find(op.raw(position, name)) for position, name in enumerate(("input", "exponent")))
+    number = op.value(1, "exponent")
+    if base is None:
+        return Flow(op.flow(1, "exponent").ids, clean=False)
+    if isinstance(number, (int, float)):
+        return replace(base, clean=number > 0, writer=None)
+    return Flow(also_reads(op.table, base.ids, exponent), clean=False)  # of a dead base it may be infinite
 
 
 @rule(torch.masked_fill, "masked_fill")

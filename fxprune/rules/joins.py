@@ -123,6 +123,15 @@ def addcmul(op: Op) -> Flow | None:
     return Flow(op.table.any(base.ids, product.ids))
 
 
+_ELSE = ("lerp", "atan2", "arctan2", "hypot", "logaddexp", "logaddexp2", "copysign")  # finite where operands are dead
+
+
+@rule(*(getattr(torch, name) for name in _ELSE), *_ELSE, torch.complex, torch.polar)
+def of_several(op: Op) -> Flow:
+    """Element by element, of several tensors: whatever becomes of zeros, where nothing lives a mask follows."""
+    return Flow(_any_of(op, [op.flows[node] for node in op.inputs]), clean=False)
+
+
 @rule(F.glu, nn.GLU)
 def glu(op: Op) -> Flow:
     """``a * sigmoid(b)`` of two halves: the second one only scales the first."""
@@ -218,6 +227,7 @@ def _slice_add(graph: fx.Graph, base: fx.Node, part: fx.Node, runs: list[Ids], a
 @compare.emitter
 @where.emitter
 @addcmul.emitter
+@of_several.emitter
 @power.emitter
 @masked_fill.emitter
 def both(op: Op, slim: Slim) -> Piece | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import string
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from fxprune.core import Mixer
 from fxprune.count import positions
 from fxprune.ids import ZERO, Ids
+from fxprune.rules.contraction import contract
 from fxprune.rules.elementwise import not_zero
 from fxprune.rules.emit import Piece, Slim, living_only, scaled_by_gate, whole_op
 from fxprune.rules.registry import Flow, Op, rule, same_value
@@ -113,8 +115,10 @@ def matmul(op: Op) -> Flow | None:
     one, other = _matrix_ids(left, a), _matrix_ids(right, b)
     if one.shape[-1] == 1 and other.shape[-2] == 1:
         return Flow(op.table.all(one, other))
-    if one.shape[-2] > 1 or other.shape[-1] > 1:
-        return None
+    if one.shape[-2] > 1 or other.shape[-1] > 1:  # channels along both axes, as in attention between channels
+        lead = string.ascii_lowercase[: op.out.ndim - 2]
+        letters = [lead[len(lead) - (value.ndim - 2) :] + ends for value, ends in ((a, "NK"), (b, "KM"))]
+        return contract(op, op.node.args[:2], letters, f"{lead}NM")
     pairs = op.table.all(np.swapaxes(one, -1, -2), other)  # .., k, 1
     batch = pairs.shape[:-2]
     mixed = op.table.mix(pairs.reshape(-1, pairs.shape[-2]), rows=1, owner=op.node.name)

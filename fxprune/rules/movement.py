@@ -36,8 +36,37 @@ def move(op: Op) -> Any:
     scaler = _scales(op)
     moved = run_on_ids(op)
     if isinstance(moved, torch.Tensor):
-        return Flow(compress(moved), scaler=scaler)
+        return Flow(_beside_batch(op, compress(moved)), scaler=scaler)
     return tuple(Flow(compress(part), scaler=scaler) for part in moved)
+
+
+def _beside_batch(op: Op, ids: Ids) -> Ids:
+    """Channels that a view puts among the samples, ``x.view(b * 2, c // 2, h, w)``: alive in one of them, alive in all.
+
+    The positions along such an axis are those of this example's batch size, and no other.
+    """
+    name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
+    if ids.ndim < 2 or ids.shape[0] == 1:
+        return ids
+    if name == "flatten":
+        among = op.value().ndim > 1 and op.get("start_dim", 1, 0) == 0
+    elif name in ("view", "reshape"):
+        given: Any = op.node.args[1:] or tuple(value for key, value in op.node.kwargs.items() if key != "input")
+        first = given[0][0] if given and isinstance(given[0], (tuple, list)) else given[0] if given else None
+        among = first == -1 or (isinstance(first, fx.Node) and _counts_samples(first))
+    else:
+        among = False
+    return op.table.any(*(ids[k : k + 1] for k in range(ids.shape[0]))) if among else ids
+
+
+def _counts_samples(number: fx.Node) -> bool:
+    """Is it computed from the size of an axis 0?"""
+    owner, *index = number.args
+    if number.target in ("size", operator.getitem) and index == [0] and isinstance(owner, fx.Node):
+        return True
+    return any(
+        _counts_samples(node) for node in number.all_input_nodes if not isinstance(node.meta["value"], torch.Tensor)
+    )
 
 
 @rule(torch.hstack, torch.vstack, torch.dstack, torch.select_scatter, torch.slice_scatter)

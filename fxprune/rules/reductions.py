@@ -18,11 +18,11 @@ _BREAK = ("logsumexp", "prod", "argmax", "argmin", "all", "any")
 
 @rule(*(getattr(torch, name) for name in _KEEP + _TWICE + _BREAK), *_KEEP, *_BREAK)
 def reduce(op: Op) -> Any:
-    flow = op.flow()
     name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
-    other = op.find(op.raw(1, "other"))
-    if name in ("max", "min") and other is not None:  # torch.max(x, y) is an elementwise maximum
-        return Flow(op.table.any(flow.ids, other.ids))
+    if _elementwise(op):  # torch.max(x, y); y may be a parameter
+        found = [op.find(op.raw(0, "input")), op.find(op.raw(1, "other"))]
+        return Flow(op.table.any(*(flow.ids for flow in found if flow is not None)), clean=None not in found)
+    flow = op.flow()
     axes = reduced_axes(op, flow.ids.ndim)
     ids = _without_positions(op.table, flow.ids, axes)
     for axis in axes:
@@ -36,6 +36,10 @@ def reduce(op: Op) -> Any:
     if isinstance(op.out, (tuple, list)):  # values and indices
         return answer, Flow(ids, clean=False)
     return answer
+
+
+def _elementwise(op: Op) -> bool:
+    return isinstance(op.value(1, "other"), torch.Tensor)
 
 
 def reduced_axes(op: Op, rank: int) -> list[int]:
@@ -68,7 +72,7 @@ def _first(value: Any) -> Any:
 @reduce.emitter
 def _reduce(op: Op, slim: Slim) -> Piece | None:
     name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
-    if len(op.inputs) > 1:
+    if _elementwise(op):
         return both(op, slim)
     source = op.inputs[0]
     piece = slim.piece(source)

@@ -273,7 +273,7 @@ def _adapted(
 ) -> dict[fx.Node, tuple[Any, ...]]:
     """Shape arguments with the entry of the pruned axis replaced: the model's author wrote the original width there."""
     last = steps[-1]
-    if last.target not in _SHAPED:
+    if last.target not in _SHAPED or size == op.out.shape[axis]:
         return {}
     given = tuple(last.args[1:]) or tuple(last.kwargs.values())
     dims: list[Any] = list(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else list(given)

@@ -30,7 +30,7 @@ def attribute(op: Op) -> Any:
     if isinstance(owner, tuple) and name in ("values", "indices"):  # the named tuple of max() and its kind
         return owner[("values", "indices").index(name)]
     if isinstance(op.out, torch.Tensor):
-        return None if name not in ("data", "real") else owner
+        return None if name not in ("data", "real", "imag") else owner
     if name == "shape":
         _note(op)
     return None

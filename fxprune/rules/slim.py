@@ -62,6 +62,7 @@ class Slim:
         self.constants = Values(channels.trace.root, model, torch.device("cpu"))
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.joins: dict[str, str] = {}  # op of the original -> how it is written here
+        self.masked = frozenset(channels.masks)
         self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
         self.calls: dict[str, list[Any]] = {}
         layers: list[Any] = [*channels.mixers, *channels.affines]
@@ -250,8 +251,12 @@ class Slim:
 
     def module(self, path: str, made: nn.Module | None = None) -> str:
         """Install a module under its original name (a copy of the original unless ``made`` is given)."""
-        if not has_attribute(self.root, path):
-            self._add(path, copy_module(self.model.get_submodule(path)) if made is None else made)
+        held = attribute(self.root, path) if has_attribute(self.root, path) else None
+        if held is None or type(held) is nn.Module:  # a mere place, made for a part of a layer that comes before it
+            made = copy_module(self.model.get_submodule(path)) if made is None else made
+            for name, child in held.named_children() if held is not None else ():
+                made.add_module(name, child)
+            self._add(path, made)
         return path
 
     def _add(self, path: str, module: nn.Module) -> None:

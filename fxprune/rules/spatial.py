@@ -78,7 +78,7 @@ def unfold(op: Op) -> Flow | None:
     count = op.out.shape[1]
     if flow.ids.ndim < 3 or not all(size == 1 for size in flow.ids.shape[2:]) or flow.ids.shape[1] == 1:
         return unwritten(flow) if flow.ids.size == 1 and op.out.ndim == flow.ids.ndim else None
-    ids = flow.ids.reshape(-1)
+    ids = flow.along(1, op.table, op.value().shape[1])  # along the batch they may vary, too
     ids = np.repeat(ids, count // ids.size) if count >= ids.size else op.table.any(*ids.reshape(count, -1).T)
     return Flow(ids.reshape(1, count, *(1,) * (op.out.ndim - 2)))
 

@@ -60,9 +60,12 @@ def trace(
 def real_root(traced: Trace, model: nn.Module) -> nn.Module:
     """A copy of the user's model with everything that the graph refers to."""
     copied = copy_module(model)
-    for name, child in traced.root.named_children():  # modules made inside forward()
-        if name not in copied._modules:
-            copied.add_module(name, child)
+    read = {str(node.target).partition(".")[0] for node in traced.graph.nodes if node.op in ("call_module", "get_attr")}
+    own = dict(copied.named_modules())
+    held = {id(module): own[path] for path, module in traced.root.named_modules() if path in own}
+    for name, child in traced.root.named_children():  # made inside forward(), perhaps of parts of the model
+        if name not in copied._modules and name in read:
+            copied.add_module(name, copy_module(child, held))
     for node in traced.graph.nodes:  # tensors made inside forward()
         if node.op == "get_attr" and "." not in node.target and not hasattr(copied, node.target):
             copied.register_buffer(node.target, getattr(traced.root, node.target), persistent=False)

@@ -51,9 +51,17 @@ def copy_module(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
         elif isinstance(held, dict) and not held:
             copied = type(held)()
         else:
-            copied = copy.deepcopy(held, memo)
+            copied = _copied(held, memo)
         made.__dict__[name] = copied
     return made
+
+
+def _copied(held: Any, memo: dict[int, Any]) -> Any:
+    """What Python cannot copy (the keys of a dict, a lock, an open file) is no state of the net: it is shared."""
+    try:
+        return copy.deepcopy(held, memo)
+    except TypeError:
+        return held
 
 
 def meta_copy(model: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _TORCH = str(torch.__path__[0])
+_ASKING_FOR_USERS = ("is_tensor", "_isinstance", "container_checker")  # the last two are torch.jit.isinstance
 
 
 class ShapeProxy(fx.Proxy):
@@ -41,13 +42,16 @@ class ShapeProxy(fx.Proxy):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         asking = sys._getframe(1).f_code
-        outside = not asking.co_filename.startswith(_TORCH) or asking.co_name == "is_tensor"
-        return type(self.value) if outside and "isinstance" in asking.co_names else ShapeProxy
+        outside = not asking.co_filename.startswith(_TORCH) or asking.co_name in _ASKING_FOR_USERS
+        python = "isinstance" in asking.co_names or "__class__" in asking.co_names  # as functools.singledispatch
+        return type(self.value) if outside and python else ShapeProxy
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.value, name)  # raises AttributeError exactly where the value would
         if isinstance(self.value, dict) and name in ("values", "items", "get"):
             return getattr(self, f"_{name}")
+        if name in ("T", "mT") and isinstance(self.value, torch.Tensor):
+            return self.permute(*range(self.value.ndim)[::-1]) if name == "T" else self.transpose(-2, -1)
         if callable(found):
             return lambda *args, **kwargs: self.tracer.call_method(self, name, args, kwargs)
         if name in ("ndim", "itemsize") or isinstance(self.value, torch.device):  # x.device.type: a name for Python

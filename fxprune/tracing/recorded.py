@@ -63,6 +63,8 @@ class Recorded:
         VariableMeta.__call__ = lambda cls, data, *_, **__: data  # type: ignore[method-assign]
         self.apply = torch.autograd.Function.__dict__["apply"]
         torch.autograd.Function.apply = classmethod(self._apply)  # type: ignore[assignment, method-assign]
+        self.script: Any = torch.jit.ScriptFunction.__call__
+        torch.jit.ScriptFunction.__call__ = self._unscripted()  # type: ignore[method-assign]
         places = [(torch.__dict__, name) for name in _FACTORIES]
         places += [
             (scope, name) for (_, name), scope in self.marked.items() if isinstance(scope.get(name), types.FunctionType)
@@ -93,6 +95,17 @@ class Recorded:
             raise Untraceable(f"a custom autograd function on modules, {function.__name__}")
         return self.tracer.create_proxy("call_module", self.tracer._path(AutogradFunction(function)), args, kwargs)
 
+    def _unscripted(self) -> Callable[..., Any]:
+        """A function under ``torch.jit.script`` only takes tensors: trace the Python that it was made of."""
+
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            python = getattr(function, "_torchdynamo_inline", None)
+            if python is None or self.tracer.paused or not proxies((args, kwargs)):
+                return self.script(function, *args, **kwargs)
+            return python(*args, **kwargs)
+
+        return call
+
     def _recording(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -106,5 +119,6 @@ class Recorded:
         for scope, name, function in reversed(self.saved):
             scope[name] = function
         torch.autograd.Function.apply = self.apply  # type: ignore[method-assign]
+        torch.jit.ScriptFunction.__call__ = self.script  # type: ignore[method-assign]
         del VariableMeta.__call__
         fx._symbolic_trace._wrapped_fns_to_patch.update(self.marked)

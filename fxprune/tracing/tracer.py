@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
@@ -181,6 +182,8 @@ class Tracer(fx.Tracer):
             return self.create_node("get_attr", f"{a.path}.training".lstrip("."), (), {})
         if isinstance(a, torch.Tensor) and id(a) in self.attribute_names:
             return self.create_node("get_attr", self.attribute_names[id(a)], (), {})
+        if isinstance(a, np.generic):  # a number of numpy's would be written as such, and there is no numpy in a graph
+            return a.item()
         if isinstance(a, torch.Size):
             return tuple(self.create_arg(entry) for entry in a)
         return super().create_arg(a)
@@ -190,6 +193,10 @@ class Tracer(fx.Tracer):
             return getattr(owner.value, name)()
         if name in ("item", "tolist") and isinstance(owner.value, torch.Tensor):
             return getattr(self._constant(owner, name), name)()
+        if name == "type" and not args and not kwargs:  # a name for Python
+            return torch.empty(0, dtype=owner.value.dtype, device=self.device).type()
+        if name in ("view_as", "reshape_as") and len(args) == 1:
+            return owner.reshape(args[0].shape)
         if name in ("zero_", "fill_", "copy_"):
             return writes.overwrite(self, owner, (*args, *kwargs.values(), 0)[0])
         return self.create_proxy("call_method", name, (owner, *args), kwargs)

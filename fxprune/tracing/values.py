@@ -55,9 +55,9 @@ class Values:
         args: Any = fx.node.map_arg(node.args, lambda n: n.meta["value"])
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["value"])
         module = self._module(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, _SAME_TENSOR) and len(args) == 1:
+        if isinstance(module, _SAME_TENSOR) and len(args) == 1 and not kwargs:
             return args[0]
-        if isinstance(module, _SAME_SHAPE) and len(args) == 1:
+        if isinstance(module, _SAME_SHAPE) and len(args) == 1 and not kwargs:
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module._check_input_dim(args[0])
             return args[0].new_empty(args[0].shape)

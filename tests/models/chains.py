@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.models.case import cb, cbr, net
+from tests.models.case import Wrap, cb, cbr, net
 
 
 @net()
@@ -201,3 +201,21 @@ def three_dimensions() -> nn.Module:
         nn.BatchNorm3d(6), nn.SiLU(), nn.AvgPool3d(2), nn.Conv3d(6, 5, 1), nn.Softplus(),
         nn.ConvTranspose3d(5, 4, 2, 2), nn.ReLU(), nn.Upsample(scale_factor=2, mode="trilinear"), nn.Conv3d(4, 3, 1),
     )  # fmt: skip
+
+
+class Learned(nn.Module):
+    """Pooling with a learned exponent, a learned floor, a learned mean of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Conv2d(8, 8, 1)
+        self.scale_of_power, self.floor, self.share = (nn.Parameter(torch.zeros(8, 1, 1)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.max(torch.lerp(x, self.other(x), self.share), self.floor)
+        return x.clamp(min=0.01).pow(self.scale_of_power + 1) + 2 ** torch.atan2(x, self.other(x))
+
+
+@net()
+def learned_exponents() -> nn.Module:
+    return Wrap(Learned())

@@ -15,6 +15,7 @@ import fxprune
 from fxprune.errors import RuleError
 from fxprune.rules import RULES, Flow, Op, find_rule, rule
 from fxprune.tracing import example_arguments, trace
+from fxprune.tracing.recorded import AutogradFunction
 from tests.exactness import check_export, random_gates, random_masks
 from tests.models import randomise
 
@@ -42,6 +43,30 @@ def overwritten(n: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x * 2 + y
 
 
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * torch.sigmoid(x) * (1 + x * (1 - torch.sigmoid(x)))
+
+
+class Shifted(torch.autograd.Function):
+    """Zero does not stay zero; the second argument is no tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, by: float) -> torch.Tensor:
+        return (x + by).clamp(0, 6)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
 CASES: dict[str, Callable[..., Any]] = {
     "preallocated": preallocated,
     "overwritten": overwritten,
@@ -61,9 +86,12 @@ CASES: dict[str, Callable[..., Any]] = {
     "compare": lambda n, x, y: x * (x > y) + (y >= 0.1) * y,
     "where": lambda n, x, y: torch.where(x > 0.2, x, y) + torch.where(y > 0, 0.5, x),
     "addcmul": lambda n, x, y: torch.addcmul(x, x, y, value=0.5),
+    "of_several": lambda n, x, y: torch.lerp(x, y, 0.3) + torch.atan2(x, n.shift[:, None, None]),
     "glu": lambda n, x, y: torch.cat([F.glu(x, 1), F.glu(y, 1)], 1),
     "linear": lambda n, x, y: n.linear(x.movedim(1, -1)).movedim(-1, 1),
     "matmul": lambda n, x, y: (x.flatten(2) @ (y.flatten(2).mT @ x.flatten(2))).reshape(x.shape),
+    "einsum": lambda n, x, y: torch.einsum("bchw,bdhw,d->bc", x, y, n.shift)[..., None, None] + x,
+    "tensordot": lambda n, x, y: torch.tensordot(x, n.c.weight[:, :, 0, 0], ([1], [1])).mean(-1)[:, None] + y,
     "attention": lambda n, x, y: F.scaled_dot_product_attention(*(t.flatten(2).mT for t in (x, y, x))).mT.reshape_as(x),
     "batch_norm": lambda n, x, y: n.norm(x + y) + F.batch_norm(x, n.mean, n.variance, n.scale, n.shift),
     "instance_norm": lambda n, x, y: n.instance(x),
@@ -177,6 +205,20 @@ def test_inputs_that_hold_tensors(name: str) -> None:
     torch.testing.assert_close(slim(*args, **kwargs), wrapped(*args, **kwargs))
 
 
+def test_custom_autograd_functions_keep_their_backward() -> None:
+    CASES["custom"] = lambda n, x, y: Swish.apply(x) + Shifted.apply(y, 0.5)
+    try:
+        wrapped = fxprune.wrap(sandwich("custom"), 1 / 2, example_inputs=given())
+        assert set(wrapped.gates) == {"a", "b", "c"}
+        wrapped.set_masks(random_masks(wrapped, 0.5, torch.Generator().manual_seed(0)))
+        slim, x = fxprune.export(wrapped), given(3).requires_grad_()
+        torch.testing.assert_close(slim(x), wrapped(x))
+        grads = [torch.autograd.grad(net(x).sum(), x)[0] for net in (slim, wrapped)]
+        torch.testing.assert_close(*grads)
+    finally:
+        del CASES["custom"]
+
+
 def test_data_parallel_is_looked_into() -> None:
     model = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1))).double().eval()
     wrapped = fxprune.wrap(model, 1 / 2, example_inputs=given())
@@ -204,6 +246,7 @@ def test_every_rule_has_a_case() -> None:
             module = traced.root.get_submodule(node.target) if node.op == "call_module" else None
             found = find_rule(node, module) if node.op.startswith("call") else None
             used.add(id(found))
+    used.add(id(RULES[AutogradFunction]))  # which has a test of its own
     missing = sorted({made.relate.__name__ for made in RULES.values() if id(made) not in used})
     assert not missing, f"rules without a numeric test: {missing}"
 

@@ -1,0 +1,93 @@
+"""Sums of products that are written as einsum and its kin; tensors whose channels lie along several axes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.models.case import Wrap, net
+
+
+class Weighted(nn.Module):
+    """A learned matrix over the channels, one over the columns' places in pairs of rows, a scale per channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.more = nn.Parameter(torch.zeros(6, 8)), nn.Parameter(torch.zeros(6, 5))
+        self.rows, self.scale = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.einsum("bchw,c->bchw", x, self.scale)
+        b, c, h, w = x.shape
+        x = torch.einsum("...rw,rs->...sw", x.reshape(b, c, h // 2, 2, w), self.rows).reshape(b, c, h, w)
+        x = torch.einsum("bchw, dc -> bdhw", x, self.mix)
+        return torch.tensordot(x, self.more, dims=([1], [0])).permute(0, 3, 1, 2)
+
+
+@net()
+def einsum_with_weights() -> nn.Module:
+    return Wrap(Weighted(), out=5)
+
+
+class EinsumAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Conv2d(8, 24, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).reshape(x.shape[0], 3, 2, 4, -1).unbind(1)
+        scores = torch.einsum("bndi,bndj->bnij", q, k).softmax(-1)
+        return self.out(torch.einsum("bnij,bndj->bndi", [scores, v]).reshape_as(x))
+
+
+@net()
+def einsum_attention() -> nn.Module:
+    return Wrap(EinsumAttention())
+
+
+class ChannelAttention(nn.Module):
+    """Between channels: they lie along both axes of the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = x.flatten(2), self.other(x).flatten(2)
+        scores = torch.bmm(one, other.mT) / 40
+        scores = torch.max(scores, -1, keepdim=True)[0].expand_as(scores) - scores
+        return x + torch.bmm(scores.softmax(-1), other).view_as(x)
+
+
+@net()
+def attention_between_channels() -> nn.Module:
+    return Wrap(ChannelAttention())
+
+
+@net()
+class stacked_calls(nn.Module):
+    """More calls of one layer than it has channels, beside each other, and an op that makes something of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        calls = torch.stack([self.conv(x + step) for step in range(6)], 1)
+        return self.head(calls.sigmoid().mean(1))
+
+
+@net()
+class sources_into_the_batch(nn.Module):
+    """A separator's masks: the channels of each source, as if it were a sample of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv, self.head = nn.Conv2d(3, 16, 3), nn.Conv2d(2, 3, 1), nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = F.pixel_shuffle(x.reshape(x.shape[0] * 2, 8, *x.shape[2:]), 2)
+        return self.head(F.relu(self.conv(x))).unflatten(0, (-1, 2)).flatten(1, 2)
