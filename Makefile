@@ -31,7 +31,7 @@ test: lint  ## Run ruff, mypy and the test suite
 
 $(VENV)/.zoo: $(STAMP)
 	$(PIP) transformers
-	$(PIP) --no-deps timm
+	$(PIP) --no-deps timm segmentation-models-pytorch
 	touch $@
 
 zoo: $(VENV)/.zoo  ## Run over the model zoos (long)

@@ -45,7 +45,8 @@ def progress(total: int) -> Iterator[Callable[[Record], None]]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="*", metavar="PATTERN", help="of names or families, '|' between several")
-    parser.add_argument("--suite", choices=["torchvision", "pytorchcv", "timm", "transformers", "all"], default="all")
+    suites = ["torchvision", "pytorchcv", "timm", "transformers", "smp", "all"]
+    parser.add_argument("--suite", choices=suites, default="all")
     parser.add_argument("--json", type=Path, default=RESULTS / "zoo.json", metavar="OUT", help="a .jsonl is beside it")
     parser.add_argument("--markdown", type=Path, metavar="OUT", help="default: beside the JSON file")
     parser.add_argument("--jobs", type=int, default=1, help="processes")

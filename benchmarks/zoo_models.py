@@ -104,11 +104,19 @@ def _from_transformers(model: Model) -> Any:
     return made(made.config_class(**model.kwargs))
 
 
+def _from_smp(model: Model) -> Any:
+    """The name is ``decoder-encoder``."""
+    decoder, _, encoder = model.name.partition("-")
+    made = getattr(importlib.import_module("segmentation_models_pytorch"), decoder)
+    return made(encoder, encoder_weights=None, **model.kwargs)
+
+
 _BUILDERS = {
     "torchvision": _from_torchvision,
     "pytorchcv": _from_pytorchcv,
     "timm": _from_timm,
     "transformers": _from_transformers,
+    "smp": _from_smp,
 }
 
 
@@ -326,7 +334,26 @@ def _transformers() -> Iterator[Model]:
         yield Model("transformers", name.partition("For")[0], name, image(128))
 
 
-MODELS: tuple[Model, ...] = (*_torchvision(), *_pytorchcv(), *_timm(), *_transformers())
+# -------------------------------------------------------------------------------------- segmentation_models_pytorch
+
+# Every decoder on one encoder, and encoders of other families below one decoder.
+_DECODERS = "UnetPlusPlus MAnet Linknet FPN PSPNet PAN DeepLabV3 DeepLabV3Plus UPerNet Segformer"
+_ENCODERS = """
+resnet18 mobilenet_v2 efficientnet-b0 densenet121 vgg11_bn se_resnet50 dpn68 mit_b0 mobileone_s0 xception inceptionv4
+timm-resnest14d timm-skresnet18 tu-convnext_atto tu-hrnet_w18_small
+"""
+
+
+def _smp() -> Iterator[Model]:
+    for encoder in _ENCODERS.split():
+        yield Model("smp", "Unet", f"Unet-{encoder}", image(64))
+    for decoder in _DECODERS.split():
+        yield Model("smp", decoder, f"{decoder}-mobilenet_v2", image(128 if decoder == "PAN" else 64))
+    attention = {"decoder_attention_type": "scse", "aux_params": {"classes": 4}}
+    yield Model("smp", "Unet", "Unet-resnet34", image(64), attention)
+
+
+MODELS: tuple[Model, ...] = (*_torchvision(), *_pytorchcv(), *_timm(), *_transformers(), *_smp())
 
 
 def families_of_pytorchcv() -> dict[str, list[str]]:

@@ -114,6 +114,9 @@ def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
         slim.pieces[node] = whole_op(op, slim)
     elif not rule.lazy or op.module is not None:
         slim.pieces[node] = (rule.emit or same_op)(op, slim)
+    made = slim.pieces.get(node)
+    if isinstance(flow, Flow) and node in slim.masked and made is not None:  # as in the wrapped net: dead means zero
+        slim.pieces[node] = _zeroed(slim, node, made, slim.present[flow.ids])
 
 
 def _lacks_channels(node: fx.Node, flow: Any, slim: Slim) -> bool:

@@ -31,7 +31,7 @@ def _targets(names: str, *others: Hashable) -> list[Hashable]:
 KEEPS_ZERO = _targets(
     """relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish tanh tanhshrink softsign hardshrink softshrink
     sin tan asin atan sinh asinh erf abs absolute neg negative positive sign sgn sqrt square floor ceil round trunc fix
-    frac expm1 log1p nan_to_num angle conj real imag dropout dropout1d dropout2d dropout3d alpha_dropout
+    frac expm1 log1p nan_to_num conj real imag dropout dropout1d dropout2d dropout3d alpha_dropout
     feature_alpha_dropout feature_dropout contiguous clone detach to float double half bfloat16 type type_as cpu cuda
     requires_grad_""",
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,

@@ -123,7 +123,7 @@ def addcmul(op: Op) -> Flow | None:
     return Flow(op.table.any(base.ids, product.ids))
 
 
-_ELSE = ("lerp", "atan2", "arctan2", "hypot", "logaddexp", "logaddexp2", "copysign")  # finite where operands are dead
+_ELSE = ("lerp", "hypot", "logaddexp", "logaddexp2")  # not atan2: the sign of a dead zero is anyone's guess
 
 
 @rule(*(getattr(torch, name) for name in _ELSE), *_ELSE, torch.complex, torch.polar)

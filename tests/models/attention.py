@@ -257,7 +257,7 @@ class masked_heads(nn.Module):
         return self.head(x + self.out(y.transpose(-1, -2).reshape(b, c, h, w)))
 
 
-@net(frozen=True)
+@net()
 class einsum(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -213,7 +213,7 @@ class Learned(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.max(torch.lerp(x, self.other(x), self.share), self.floor)
-        return x.clamp(min=0.01).pow(self.scale_of_power + 1) + 2 ** torch.atan2(x, self.other(x))
+        return x.clamp(min=0.01).pow(self.scale_of_power + 1) + 2 ** torch.logaddexp(x, self.other(x))
 
 
 @net()

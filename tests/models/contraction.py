@@ -91,3 +91,20 @@ class sources_into_the_batch(nn.Module):
         x = self.stem(x)
         x = F.pixel_shuffle(x.reshape(x.shape[0] * 2, 8, *x.shape[2:]), 2)
         return self.head(F.relu(self.conv(x))).unflatten(0, (-1, 2)).flatten(1, 2)
+
+
+@net(others=((1, 3, 8, 10), (3, 3, 8, 10)))
+class levels_beside_each_other(nn.Module):
+    """A detector's boxes relative to fixed anchors, all levels in one tensor: more levels than there are channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, padding=1)
+        self.boxes = nn.ModuleList([nn.Conv2d(6, 4, 1, stride=stride) for stride in (1, 2, 4)])
+        self.register_buffer("anchors", torch.zeros(1, 2, 8 * 10 + 4 * 5 + 2 * 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        one, other = torch.cat([box(x).flatten(2) for box in self.boxes], 2).chunk(2, 1)
+        one, other = self.anchors - one, self.anchors + other
+        return torch.cat([(one + other) / 2, other - one], 1)

@@ -86,7 +86,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "compare": lambda n, x, y: x * (x > y) + (y >= 0.1) * y,
     "where": lambda n, x, y: torch.where(x > 0.2, x, y) + torch.where(y > 0, 0.5, x),
     "addcmul": lambda n, x, y: torch.addcmul(x, x, y, value=0.5),
-    "of_several": lambda n, x, y: torch.lerp(x, y, 0.3) + torch.atan2(x, n.shift[:, None, None]),
+    "of_several": lambda n, x, y: torch.lerp(x, y, 0.3) + torch.hypot(x, n.shift[:, None, None]),
     "glu": lambda n, x, y: torch.cat([F.glu(x, 1), F.glu(y, 1)], 1),
     "linear": lambda n, x, y: n.linear(x.movedim(1, -1)).movedim(-1, 1),
     "matmul": lambda n, x, y: (x.flatten(2) @ (y.flatten(2).mT @ x.flatten(2))).reshape(x.shape),
