@@ -117,10 +117,9 @@ def where(op: Op) -> Flow | None:
 def addcmul(op: Op) -> Flow | None:
     (_, base), (_, one), (_, other) = _operands(op, "input", "tensor1", "tensor2")
     factors = [flow for flow in (one, other) if flow is not None]
-    if base is None or not factors:
-        return None
-    product = factors[0] if len(factors) == 1 else _scaled(op, factors)
-    return Flow(op.table.any(base.ids, product.ids))
+    product = _scaled(op, factors) if len(factors) == 2 else factors[0] if factors else None
+    added = [flow.ids for flow in (base, product) if flow is not None]
+    return Flow(op.table.any(*added), clean=len(added) == 2) if added else None  # a parameter added breaks zeros
 
 
 _ELSE = ("lerp", "hypot", "logaddexp", "logaddexp2")  # not atan2: the sign of a dead zero is anyone's guess

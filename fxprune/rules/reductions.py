@@ -13,10 +13,14 @@ from fxprune.rules.registry import Flow, Op, rule
 
 _KEEP = ("sum", "mean", "amax", "amin", "max", "min", "norm", "std", "var", "nansum", "nanmean", "median")
 _TWICE = ("var_mean", "std_mean")  # two results of this kind
+_NORMS = ("norm", "linalg_vector_norm", "linalg_norm")  # whose second argument is which norm
 _BREAK = ("logsumexp", "prod", "argmax", "argmin", "all", "any")
 
 
-@rule(*(getattr(torch, name) for name in _KEEP + _TWICE + _BREAK), *_KEEP, *_BREAK)
+@rule(
+    *(getattr(torch, name) for name in _KEEP + _TWICE + _BREAK), *_KEEP, *_BREAK,
+    torch.linalg.vector_norm, torch.linalg.norm,
+)  # fmt: skip
 def reduce(op: Op) -> Any:
     name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
     if _elementwise(op):  # torch.max(x, y); y may be a parameter
@@ -44,7 +48,7 @@ def _elementwise(op: Op) -> bool:
 
 def reduced_axes(op: Op, rank: int) -> list[int]:
     name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
-    dims = op.get("dim", 2 if name == "norm" else 1)
+    dims = op.get("dim", 2 if name in _NORMS else 1)
     axes = list(range(rank)) if dims is None else [dims] if isinstance(dims, int) else list(dims)
     return [int(axis) % rank for axis in axes] if rank else []
 

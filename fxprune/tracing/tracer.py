@@ -268,7 +268,8 @@ class Tracer(fx.Tracer):
         else:
             same = call(operator.eq, held, value, result=True)
         way = "this input would take another way through the model than the example did"
-        call(torch._assert, same, f"fxprune: {way} ({value!r} at {source or node.name})", result=None)
+        said = f"fxprune: {way} ({value!r} at {source or node.name}); wrap the model with an example of this shape"
+        call(torch._assert, same, said, result=None)
 
     def training_was_read(self, path: str) -> None:
         self.training_reads += 1

@@ -37,6 +37,35 @@ class convnext_stages(nn.Module):
         return self.head(self.last(x.mean((2, 3))))
 
 
+class _Response(nn.Module):
+    """ConvNeXt V2's normalisation: each channel by its norm over the map, beside those of the others."""
+
+    def __init__(self, width: int, fused: bool) -> None:
+        super().__init__()
+        self.weight, self.bias, self.fused = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(width)), fused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fused:
+            size = x.norm(p=2, dim=(1, 2), keepdim=True)
+            scaled = x * (size / (size.mean(-1, keepdim=True) + 1e-6))
+            return x + torch.addcmul(self.bias.view(1, 1, 1, -1), self.weight.view(1, 1, 1, -1), scaled)
+        size = torch.linalg.vector_norm(x, ord=2, dim=(1, 2), keepdim=True)
+        return self.weight * (x * size / (size.mean(dim=-1, keepdim=True) + 1e-6)) + self.bias + x
+
+
+@net()
+class normalises_responses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Conv2d(3, 6, 2, 2), nn.Linear(6, 12), nn.Linear(12, 8)
+        self.one, self.other, self.head = _Response(12, True), _Response(8, False), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one(F.gelu(self.a(self.stem(x).permute(0, 2, 3, 1))))
+        y = self.other(self.b(y))
+        return self.head(y.mean((1, 2))) + torch.linalg.norm(y, dim=-1).mean((1, 2))[:, None]
+
+
 @net((2, 5, 6), others=((1, 7, 6), (3, 2, 6)))
 class tokens_without_convolution(nn.Module):
     """A stream of tokens, and nothing but linear layers."""
