@@ -99,6 +99,8 @@ def ready(
     memory = torch.channels_last if channels_last else torch.contiguous_format
     moved = {name: copy.deepcopy(net).to(memory_format=memory) for name, net in {**nets, "auto": auto}.items()}
     made: dict[str, Net] = {**moved, "ideal": limit(moved["slim"], x, keep=compiled)}
+    # The nets have their memory format; inductor's own change of layouts fails on some processors (torch 2.13).
+    torch._inductor.config.layout_optimization = False
     return {name: torch.compile(net, dynamic=False) for name, net in made.items()} if compiled else made
 
 

@@ -76,7 +76,9 @@ def test_compile_saved_at_other_sizes(tmp_path: Path) -> None:
 def test_compile_with_inductor() -> None:
     slim, example, _ = pruned("squeeze_excite")
     torch._dynamo.reset()
-    assert error(call(torch.compile(slim, fullgraph=True), example), call(slim, example)) <= TOLERANCE
+    # On some processors torch 2.13 expects strides that its own change of layouts does not give, in unpruned nets, too.
+    with torch._inductor.config.patch(layout_optimization=False):
+        assert error(call(torch.compile(slim, fullgraph=True), example), call(slim, example)) <= TOLERANCE
 
 
 def test_export(name: str, net: nn.Module) -> None:
