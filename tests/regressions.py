@@ -62,6 +62,17 @@ PROGRAMS: dict[str, Program] = {
         parts=(Conv(x=0, out=2), PadChannels(x=1), Norm(x=2)),
         outputs=(3,),
     ),
+    "padding, then batch norm, twice the same": Program(
+        parts=(
+            Conv(x=0, out=4, k=1), Conv(x=1, out=4, k=1), Conv(x=2, out=4, k=1), Norm(x=3), Conv(x=4, out=4, k=1),
+            PadChannels(x=5, before=0, after=1), Norm(x=6), Reuse(part=6, x=7), Conv(x=8, out=3, k=1, bias=True),
+        ),
+        outputs=(9,),
+        size=(8, 6),
+        other=(3, 16, 14),
+        density=0.4,
+        seed=0,
+    ),
     "padding, then group norm": Program(
         parts=(Conv(x=0, out=2), PadChannels(x=1), GroupNorm(x=2)),
         outputs=(3,),

@@ -110,13 +110,19 @@ def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
         slim.pieces[node] = None
     elif rule is None or node in slim.channels.opaque or not slim.reads_channels(node):
         slim.pieces[node] = Piece(slim.replay(node))
-    elif node in slim.channels.filled or _lacks_channels(node, flow, slim):
+    elif _runs_whole(node, slim) or _lacks_channels(node, flow, slim):
         slim.pieces[node] = whole_op(op, slim)
     elif not rule.lazy or op.module is not None:
         slim.pieces[node] = (rule.emit or same_op)(op, slim)
     made = slim.pieces.get(node)
     if isinstance(flow, Flow) and node in slim.masked and made is not None:  # as in the wrapped net: dead means zero
         slim.pieces[node] = _zeroed(slim, node, made, slim.present[flow.ids])
+
+
+def _runs_whole(node: fx.Node, slim: Slim) -> bool:
+    """It makes something of zeros which nobody takes back, or another call of its module, with the same weights, does."""
+    calls = slim.calls.get(str(node.target), []) if node.op == "call_module" else []
+    return node in slim.channels.filled or any(call.node in slim.channels.filled for call in calls)
 
 
 def _lacks_channels(node: fx.Node, flow: Any, slim: Slim) -> bool:
