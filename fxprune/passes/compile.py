@@ -120,7 +120,7 @@ def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
 
 
 def _runs_whole(node: fx.Node, slim: Slim) -> bool:
-    """It makes something of zeros which nobody takes back, or another call of its module, with the same weights, does."""
+    """It makes something of zeros which no mask takes back, or another call of its module does: they share weights."""
     calls = slim.calls.get(str(node.target), []) if node.op == "call_module" else []
     return node in slim.channels.filled or any(call.node in slim.channels.filled for call in calls)
 
