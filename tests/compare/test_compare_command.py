@@ -211,15 +211,18 @@ def test_tools_and_failures(shell: Shell) -> None:
 @pytest.mark.slow
 def test_ctrl_c_and_on(shell: Shell) -> None:
     """In the middle of a run; the next start goes on from its checkpoint and ends with the net it would have been."""
-    Path("config.toml").write_text(SHORT.replace("epochs = [1, 1, 0]", "epochs = [5, 1, 0]"))
+    Path("config.toml").write_text(SHORT.replace("epochs = [1, 1, 0]", "epochs = [12, 1, 0]"))
     command = [sys.executable, "-m", "fxprune.cli", "compare", "config.toml", "--entries", "bar"]
     paths = {"PYTHONPATH": str(Path(fxprune.__file__).parents[1])}
     with Path("said").open("w") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, env={**os.environ, **paths})
-        checkpoint, deadline = Path("kept/runs/bar-1_2-0/checkpoint.pt"), time.monotonic() + 60
-        while not checkpoint.exists() and time.monotonic() < deadline:
+        copied, checkpoint = Path("kept/config.toml"), Path("kept/runs/bar-1_2-0/checkpoint.pt")
+        deadline = time.monotonic() + 120
+        while not copied.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        other, _, err = shell()
+        other, _, err = shell()  # long before it is done
+        while not checkpoint.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     assert other == 2 and "another comparison runs in kept" in err
