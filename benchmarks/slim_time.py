@@ -136,16 +136,19 @@ def ratio(one: list[float], other: list[float]) -> Row:
 HOW = {"eager": ((False, True), (False, False)), "compiled": ((True, True),)}  # compiled, channels-last
 
 
-def key(row: Row) -> str:
-    return " ".join(str(row[name]) for name in ("net", "volume", "batch", "compiled", "channels_last"))
+KEY = ("net", "volume", "batch", "compiled", "channels_last")
 
 
-def measured(name: str, options: argparse.Namespace, done: set[str]) -> Iterator[Row]:
+def key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def measured(name: str, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[Row]:
     model, size = build(name), SIZES[name]
     ways = [way for how in options.how for way in HOW[how]]
     for volume in options.volumes:
         left = {
-            batch: [way for way in ways if " ".join(map(str, (name, volume, batch, *way))) not in done]
+            batch: [way for way in ways if (name, volume, batch, *way) not in done]
             for batch in options.batches
         }
         if not any(left.values()):
