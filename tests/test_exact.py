@@ -248,7 +248,7 @@ def test_index_buffers_are_needed() -> None:
                 buffer.copy_(kept)
                 seen += 1
             assert error(call(slim, example), expected) == 0
-    assert seen > 5
+    assert seen >= 5
 
 
 @pytest.mark.parametrize("density", [0.7, 0.5])

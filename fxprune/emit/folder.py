@@ -163,7 +163,11 @@ def _checked_source(path: Path) -> str:
         raise FxPruneError(f"there is no folder {path}", fix="name a folder that fxprune.save wrote")
     for name in (MODEL, WEIGHTS):
         if not (path / name).is_file():
-            raise FxPruneError(f"{path} has no {name}", fix="name a complete folder that fxprune.save wrote")
+            inside = path / "slim"
+            fix = "name a complete folder that fxprune.save wrote"
+            if (inside / MODEL).is_file():
+                fix = f"it is the folder of a run: name {inside}"
+            raise FxPruneError(f"{path} has no {name}", fix=fix)
     if not _is_ours(path / MODEL):
         raise FxPruneError(
             f"{path / MODEL} was not written by fxprune, so it is not run", fix="name a folder that fxprune.save wrote"

@@ -5,8 +5,10 @@ That is how people write it, and it frees a tensor when its last reader has run.
 
 from __future__ import annotations
 
+import keyword
 import operator
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
@@ -41,6 +43,7 @@ class Forward:
         for name in set(reserved) & set(self.names.values()):
             raise ExportError(f"an input of the net is called {name!r}", fix="rename it: the source needs this name")
         self.reserved = {*reserved, *self.names.values()} - set(_LETTERS)
+        self.blocks = self._name_blocks()
         self.numbers = {node for node in self.nodes if self._is_number(node)}
         self.inlined = self._choose_inlined()
         self.used: set[str] = set()  # functions that were called, for the imports
@@ -51,11 +54,32 @@ class Forward:
         made = render(group("def forward(", ["self", *arguments], "):", call=True), indent)
         statements = [node for node in self.nodes if node.op != "placeholder" and node not in self.inlined]
         last = {read: node for node in statements for read in self._reads(node)}
+        known: set[str] = set()
         for node in statements:
+            block = str(node.target).rpartition(".")[0] if node.op == "call_module" else ""
+            if block in self.blocks and block not in known:
+                known.add(block)
+                made += render(f"{self.blocks[block]} = {access(block)}", indent + 4)
             made += render(self._statement(node, last), indent + 4)
         return made
 
     # ------------------------------------------------------------ names
+
+    def _name_blocks(self) -> dict[str, str]:
+        """Blocks of which several layers are called: each is looked up once."""
+        owners = Counter(str(node.target).rpartition(".")[0] for node in self.nodes if node.op == "call_module")
+        found: dict[str, str] = {}
+        for path in (path for path, times in owners.items() if path and times > 1):
+            stem = re.sub(r"\W", "_", path)
+            stem = f"{stem}_" if keyword.iskeyword(stem) or re.fullmatch(r"[a-z]\d*", stem) else stem
+            stem = stem if stem.isidentifier() else f"_{stem}"
+            found[path] = next(name for name in _numbered(stem) if name not in self.reserved)
+            self.reserved.add(found[path])
+        return found
+
+    def _layer(self, path: str) -> str:
+        block, _, name = path.rpartition(".")
+        return access(name, self.blocks[block]) if block in self.blocks else access(path)
 
     def _argument(self, node: fx.Node) -> Doc:
         name = str(node.target)
@@ -150,7 +174,7 @@ class Forward:
         if node.op == "get_attr":
             return access(str(node.target))
         if node.op == "call_module":
-            return self._call(access(str(node.target)), node.args, node.kwargs)
+            return self._call(self._layer(str(node.target)), node.args, node.kwargs)
         if node.op == "call_method":
             return self._call(f"{self._operand(node.args[0])}.{node.target}", node.args[1:], node.kwargs)
         return self._function(node)

@@ -1,7 +1,8 @@
-"""Mixed or regular, join by join: whichever measures faster on this machine, for the example's shapes."""
+"""Mixed or regular, join by join and as a whole: what measures faster on this machine, for the example's shapes."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import fx
 
 from fxprune.core import Channels
 from fxprune.ids import Join
-from fxprune.latency.stopwatch import by_op, example_inputs
+from fxprune.latency.stopwatch import by_op, example_inputs, in_turns
 from fxprune.passes.dense import Bools, regular_blocks
 from fxprune.rules import Flow
 
@@ -19,19 +20,25 @@ ROUNDS = 15
 def faster_joins(channels: Channels, present: Bools, compiled: Callable[[Bools], fx.GraphModule]) -> Bools:
     """Widen the layers that write to a join to the join's own channels where that costs less than it saves.
 
-    Both networks run in turns; a join is charged with its own ops and with those of the layers that write to it.
+    Both networks run in turns; a join is charged with its own ops and with those of the layers that write to it. What
+    these say is only taken if the whole net is faster by it; so is the net with regular blocks throughout.
     """
     joins = {join: node for join, node in joins_of(channels).items() if _changes(channels, present, join)}
     if not joins:
         return present
     nets = [compiled(each).eval() for each in (present, regular_blocks(channels, present, list(joins)))]
-    mixed, regular = by_op(nets, example_inputs(channels, nets[0]), ROUNDS)
+    inputs = example_inputs(channels, nets[0])
+    mixed, regular = by_op(nets, inputs, ROUNDS)
     chosen = []
     for join, node in joins.items():
         charged = {node.name, *_writers(channels, join)}
         if sum(regular[name] for name in charged) < sum(mixed[name] for name in charged):
             chosen.append(join)
-    return regular_blocks(channels, present, chosen)
+    ways = [present, regular_blocks(channels, present, chosen), regular_blocks(channels, present)]
+    nets = [compiled(way).eval() for way in ways]
+    rounds = in_turns(nets, inputs, 2 * ROUNDS)
+    usual = [statistics.median(own / first for own, first in zip(taken, rounds[0], strict=True)) for taken in rounds]
+    return ways[int(np.argmin(usual))]
 
 
 def joins_of(channels: Channels) -> dict[Join, fx.Node]:

@@ -123,7 +123,8 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"expected a torch.nn.Module, got {type(model).__name__}",
-            fix="pass the model itself, or a function that returns one on the command line",
+            fix=f"pass an instance: {model.__name__}()" if isinstance(model, type)
+            else "pass the model itself, or a function that returns one on the command line",
         )
     if torch.is_inference_mode_enabled():
         raise ModelError(

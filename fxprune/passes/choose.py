@@ -100,7 +100,9 @@ class _Search:
             "fewer layers in wrap(ignore=...)": any(layer.why.startswith("ignored") for layer in self.analysis.layers),
         }
         ways = ["a larger budget", *(way for way, is_open in given.items() if is_open)]
-        fix = f"ask for {', '.join(ways)}, or free what inspect lists as frozen"
+        fix = "ask for " + " or ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
+        if self.analysis.channels.freezes:
+            fix += "; or free what inspect lists as frozen"
         raise OptionError(self._unreachable(tried), fix=fix)
 
     def finish(self, opened: Bools, keep: Callable[[Bools], Bools]) -> Bools:

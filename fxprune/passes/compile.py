@@ -15,6 +15,7 @@ from torch import fx, nn
 from fxprune.core import Channels
 from fxprune.errors import ExportError
 from fxprune.passes.in_place import write_in_place
+from fxprune.passes.lookups import share_lookups
 from fxprune.passes.order import channel_order
 from fxprune.rules import Flow, find_rule, same_op
 from fxprune.rules.emit import ADD_TO, whole_op
@@ -53,6 +54,7 @@ def compile_slim(
     _drop_unread(slim.graph)
     write_in_place(slim.graph, slim.root, in_place)
     slim.graph.lint()
+    slim.graph.on_generate_code(lambda _: share_lookups)
     module = fx.GraphModule(slim.root, slim.graph, type(model).__name__)
     return module, slim.joins
 

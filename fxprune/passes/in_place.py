@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fxprune.rules.emit import ADD_TO
+
 _MAKERS = (
     nn.modules.conv._ConvNd, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
 )  # fmt: skip
 _JOINS = (torch.cat, operator.add)
-_METHODS = ("clone", "add_", "index_add_")
+_METHODS = ("clone", "add_", "index_add_", "scatter_add_")
 
 
 def write_in_place(graph: fx.Graph, root: nn.Module, activations: Collection[str]) -> None:
@@ -42,9 +44,16 @@ def write_in_place(graph: fx.Graph, root: nn.Module, activations: Collection[str
             root.get_submodule(name).inplace = True  # type: ignore[assignment]
 
 
+def _is_written_slice(node: fx.Node) -> bool:
+    """A part of a join: what it writes is there before anyone reads."""
+    return node.target == "narrow" and all(user.target is ADD_TO and user.args[0] is node for user in node.users)
+
+
 def _is_spare(node: Any, root: nn.Module) -> bool:
-    if not isinstance(node, fx.Node) or len(node.users) > 1:
+    if not isinstance(node, fx.Node) or sum(not _is_written_slice(user) for user in node.users) > 1:
         return False
     if node.op == "call_module":
         return isinstance(root.get_submodule(str(node.target)), _MAKERS)
+    if node.target == "permute" and node.args[0].target == "scatter_add_":  # type: ignore[union-attr]
+        return True  # the sum itself, whose channels lie side by side
     return node.target in (_JOINS if node.op == "call_function" else _METHODS if node.op == "call_method" else ())

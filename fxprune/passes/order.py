@@ -45,7 +45,8 @@ def _rank(sets: list[npt.NDArray[np.bool_]]) -> Ids:
     members = np.stack(sets)  # writers x channels
     first = np.where(members.any(0), members.argmax(0), len(sets))
     later = members & (np.arange(len(sets))[:, None] > first)
-    order = np.lexsort((*later[::-1], first))
+    mirrored = np.logical_xor.accumulate(later)  # 00, 01, 11, 10: what two halves share meets in the middle
+    order = np.lexsort((*mirrored[::-1], first))
     rank = np.empty(order.size, dtype=np.int64)
     rank[order] = np.arange(order.size)
     return rank

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.ids import ONE, Ids
+from fxprune.ids import ONE, ZERO, Ids
 from fxprune.rules.elementwise import also_reads, masked_fill, power
 from fxprune.rules.emit import ADD_TO, Piece, Slim, same_op, whole_op
-from fxprune.rules.registry import Flow, Op, rule, unwritten
+from fxprune.rules.registry import Flow, NoChannels, Op, rule, unwritten
 
 
 def _operands(op: Op, *names: str) -> list[tuple[Any, Flow | None]]:
@@ -143,7 +143,7 @@ def glu(op: Op) -> Flow:
     return Flow(op.table.all(values, logits, scalers=frozenset({1})), clean=False)
 
 
-MOST_PIECES = 4  # beyond that a scatter-add is as fast
+MOST_PIECES = 2  # beyond that a scatter-add is faster
 
 _ADDS = (operator.add, torch.add, "add", "__add__", "__radd__")
 
@@ -164,15 +164,17 @@ def _add(op: Op, slim: Slim) -> Piece | None:
         return slim.piece(alive[0])
     if not plain or flow is None or flow.axis is None or len(shapes) > 1 or len(kinds) > 1 or len(alive) < 2:
         return both(op, slim)
+    alive.sort(key=lambda node: int(op.flows[node].ids.min()))  # a stream before what is added to it
     one, other = (slim.compact(node, flow.axis) for node in alive)
     assert one is not None and other is not None
     return mixed_add(op, slim, one, other, flow.axis, slim.wanted(flow.ids.reshape(-1)))
 
 
 def mixed_add(op: Op, slim: Slim, one: Piece, other: Piece, axis: int, wanted: Ids) -> Piece:
+    """The sum has the channels of ``one``, then those that only ``other`` has: a stream grows at its end."""
     value = op.out
     size = value.shape[axis]
-    if one.along(axis, size).size < other.along(axis, size).size:
+    if np.isin(one.along(axis, size), other.along(axis, size)).all():
         one, other = other, one
     wide, narrow = (part.along(axis, size) for part in (one, other))
     if not (np.isin(wide, wanted).all() and np.isin(narrow, wanted).all()):
@@ -197,28 +199,52 @@ def mixed_add(op: Op, slim: Slim, one: Piece, other: Piece, axis: int, wanted: I
     where = np.full(size, -1, dtype=np.int64)
     where[wide] = np.arange(wide.size)
     index = np.sort(where[both_ways])
-    part = slim.select(other, axis, wide[index], value)
     runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1)
     if len(runs) <= MOST_PIECES:
         slim.joined(op, "slice")
-        _slice_add(graph, base, part, runs, axis)
+        for run in runs:
+            under = graph.call_method("narrow", (base, axis, int(run[0]), int(run.size)))
+            graph.call_function(ADD_TO, (under, slim.select(other, axis, wide[run], value)))
     else:
         slim.joined(op, "scatter")
-        at = slim.buffer("index", torch.from_numpy(index))
-        part = graph.call_method("type_as", (part, base))  # autocast may have made them differ
-        base = graph.call_method("index_add_", (base, axis, at, part))
+        base = slim.scatter_add(base, axis, index, slim.select(other, axis, wide[index], value), value.ndim)
     return Piece(base, axis, positions)
 
 
-def _slice_add(graph: fx.Graph, base: fx.Node, part: fx.Node, runs: list[Ids], axis: int) -> None:
-    """``part`` is added to contiguous runs of ``base``, in place."""
-    taken = 0
-    for run in runs:
-        count = int(run.size)
-        under = graph.call_method("narrow", (base, axis, int(run[0]), count))
-        over = part if len(runs) == 1 else graph.call_method("narrow", (part, axis, taken, count))
-        graph.call_function(ADD_TO, (under, over))
-        taken += count
+@rule(torch.index_add, "index_add")
+def index_add(op: Op) -> Flow:
+    """``other`` is added to some channels of ``input``: the scatter-add of a slim net that is pruned again."""
+    base, part, axis, index = op.flow(), op.flow(3, "source"), *_places(op)
+    if any(size > 1 for ids in (base.ids, part.ids) for k, size in enumerate(ids.shape) if k != axis):
+        raise NoChannels(f"{op.node.name}: channels along several axes")
+    if np.unique(index).size < index.size or op.get("alpha", 4, 1) != 1:
+        raise NoChannels(f"{op.node.name}: more than one add to a channel, or a factor")
+    shape = [1] * op.out.ndim
+    shape[axis] = op.out.shape[axis]
+    spread = np.full(op.out.shape[axis], ZERO, dtype=np.int64)
+    spread[index] = part.ids.reshape(-1)
+    return Flow(op.table.any(np.broadcast_to(base.ids, shape), spread.reshape(shape)))
+
+
+def _places(op: Op) -> tuple[int, Ids]:
+    index: torch.Tensor = op.known(op.raw(2, "index"))
+    return int(op.get("dim", 1)) % op.out.ndim, np.atleast_1d(index.numpy(force=True)).astype(np.int64)
+
+
+@index_add.emitter
+def _index_add(op: Op, slim: Slim) -> Piece | None:
+    flow = slim.flow(op.node)
+    assert flow is not None
+    (base, part), axis = (op.raw(0), op.raw(3, "source")), int(op.get("dim", 1)) % op.out.ndim
+    index: Ids = np.atleast_1d(slim.known(op.raw(2, "index")).numpy(force=True)).astype(np.int64)
+    added = slim.compact(part, axis)
+    if added is not None:
+        added = Piece(added.node, axis, index[added.along(axis, index.size)])
+    under = slim.compact(base, axis)
+    if added is None or under is None:
+        slim.joined(op, "through")
+        return under if added is None else added
+    return mixed_add(op, slim, under, added, axis, slim.wanted(flow.ids.reshape(-1)))
 
 
 @multiply.emitter

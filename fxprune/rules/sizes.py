@@ -51,6 +51,8 @@ def like(op: Op) -> Any:
 
 @rule("expand_as", "view_as", "reshape_as")
 def shaped_as(op: Op) -> Flow | None:
+    if not op.node.users:  # an index that scatter_add had, see tracing/inplace.py
+        return Flow(np.full((1,) * op.out.ndim, ONE, dtype=np.int64))
     flow, other = op.flow(), op.flow(1, "other")
     if op.node.target != "expand_as":
         return None
@@ -118,6 +120,8 @@ def _like(op: Op, slim: Slim) -> Piece | None:
 @shaped_as.emitter
 def _shaped_as(op: Op, slim: Slim) -> Piece | None:
     """``a.expand_as(b)``: to b's original size, except for the channels that ``a`` has lost."""
+    if not op.node.users:
+        return None
     source, other = op.node.args[0], op.node.args[1]
     assert isinstance(source, fx.Node) and isinstance(other, fx.Node)
     piece = slim.piece(source)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,27 @@ class Slim:
     def pad(self, node: fx.Node, axis: int, ndim: int, count: int) -> fx.Node:
         widths = [0, 0] * (ndim - 1 - axis) + [0, count]
         return self.graph.call_function(torch.nn.functional.pad, (node, widths))
+
+    def scatter_add(self, base: fx.Node, axis: int, index: Ids, part: fx.Node, ndim: int) -> fx.Node:
+        """``part`` is added to these positions of ``base``, in place; in the form that is fast for how channels lie.
+
+        ``index_add_`` goes channel by channel: ten times slower than ``scatter_add_`` where channels lie side by side.
+        """
+        call, at = self.graph.call_method, self.buffer("index", torch.from_numpy(index))
+        part = call("type_as", (part, base))  # autocast may have made them differ
+        if ndim == 4 and axis == 1 and self.channels_last:
+            base, part = (call("permute", (node, 0, 2, 3, 1)) for node in (base, part))
+            total = call("scatter_add_", (base, 3, call("expand_as", (at, part)), part))
+            return call("permute", (total, 0, 3, 1, 2))
+        if axis == ndim - 1:
+            return call("scatter_add_", (base, axis, call("expand_as", (at, part)), part))
+        return call("index_add_", (base, axis, at, part))
+
+    @cached_property
+    def channels_last(self) -> bool:
+        """Is that how the model's filters lie in memory?"""
+        maps = [parameter for parameter in self.model.parameters() if parameter.ndim == 4]
+        return any(p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous() for p in maps)
 
     def wanted(self, ids: Ids) -> Ids:
         """Positions of a vector of ids that the slim net computes."""

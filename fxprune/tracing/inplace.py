@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 _OPERATORS = {
     getattr(operator, f"i{name}"): getattr(operator, f"{name}")
@@ -35,6 +35,8 @@ class _FunctionalForm:
     def __call__(self, kind: str, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         if kind == "call_method" and _is_in_place_method(target):
             target = target[:-1]
+            if target == "scatter_add":
+                target, args = _one_index(args)
         elif kind == "call_function":
             target = _OPERATORS.get(target) or _FUNCTIONS.get(target, target)
         if kwargs.get("inplace") is True:
@@ -58,6 +60,20 @@ class _FunctionalForm:
 
 
 functional_form = _FunctionalForm()
+
+
+def _one_index(args: Any) -> tuple[str, Any]:
+    """``x.scatter_add(-1, index.expand_as(y), y)`` with one index for all positions, as slim nets have it."""
+    if len(args) != 4 or not isinstance(args[2], fx.Node) or args[2].target != "expand_as":
+        return "scatter_add", args
+    x, axis, index, y = args
+    places, shape = index.args
+    taken, given = (node.meta["value"].shape for node in (x, y))
+    one_for_all = shape is y and places.meta["value"].ndim == 1 and axis in (-1, len(taken) - 1)
+    if not one_for_all or taken[:-1] != given[:-1]:  # scatter_add takes smaller maps, too
+        return "scatter_add", args
+    return "index_add", (x, axis, places, y)
+
 
 # Position of the `inplace` flag of the functionals that take one.
 _FLAG = {
