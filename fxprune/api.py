@@ -129,6 +129,7 @@ def prune(
     alpha: float = 0.9,
     temperature: float = 4.0,
     example_inputs: Any = None,
+    batch_size: int = 2,
     ignore: Sequence[str] = (),
     leaf: Sequence[str | type] = (),
     noise: str = "batch",
@@ -146,7 +147,8 @@ def prune(
     or None. ``loss(output, target)`` or ``loss(output, target, teacher_output)`` replaces cross entropy and
     distillation, ``metric_fn(output, target)`` the accuracy, ``optimizer(groups)`` Adam. With a folder, ``run``,
     everything is kept there, and the same call goes on with a run that was cut off, bit for bit. ``method`` decides
-    what dies (docs/reference/methods.md), and ``method_options`` are its own.
+    what dies (docs/reference/methods.md), and ``method_options`` are its own. The example is cut from the first batch,
+    unless ``example_inputs`` are given; a budget of latency is about the time of its ``batch_size`` samples.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 10))
     >>> batches = [(torch.randn(4, 3, 8, 8), torch.arange(4)) for _ in range(5)]
@@ -166,7 +168,8 @@ def prune(
     def go(settings: Settings, folder: Any) -> Pruned:
         return run_all(
             model, train, val, settings, tools,
-            example_inputs=example_inputs, folder=folder, resume=resume, device=device, console=console,
+            example_inputs=example_inputs, batch_size=batch_size, folder=folder, resume=resume, device=device,
+            console=console,
         )  # fmt: skip
 
     return go(with_strength(settings, run, go, console.print if console else lambda text: None), run)

@@ -84,8 +84,11 @@ class CostModel:
     def slopes(self, gates: torch.Tensor, metrics: Sequence[str]) -> list[torch.Tensor]:
         """Per metric, what another bit of each gate costs, through everything that hangs on it."""
         p = gates.detach().clone().requires_grad_()
-        cost = self.expected(p)
-        return [torch.autograd.grad(cost[name], p, retain_graph=True)[0] for name in metrics]
+        present = self.physical(p)
+        costs = self.of_ids(present).as_dict()
+        if self.latency is not None:
+            costs[LATENCY] = self.latency.smooth(present)
+        return [torch.autograd.grad(costs[name], p, retain_graph=True)[0] for name in metrics]
 
     def of_ids(self, present: torch.Tensor) -> Cost:
         """Costs of a network that computes each id with the given probability."""

@@ -100,6 +100,23 @@ class Latency:
         )  # fmt: skip
         return self.scale * total**self.power
 
+    def smooth(self, present: torch.Tensor) -> torch.Tensor:
+        """What to follow while training: like ``expected``, but more channels never take less time.
+
+        Measured times go up and down from one width to the next, by vector units and by chance. The slope between two
+        points of a table says little about where it leads; ``a rows columns + b rows + c columns + d`` near it does.
+        """
+        counts = self._segments.expected(present.double())
+        t, n, m = len(self.tables), len(self.lines), len(self.meetings)
+        rows, columns, widths, one, other, _ = counts.split([t, t, n, m, m, m])
+        both, written, read = self._planes
+        _, each, _, meet_each, _ = self._numbers
+        total: torch.Tensor = (
+            both @ (rows * columns) + written @ rows + read @ columns
+            + each @ widths + meet_each @ torch.minimum(one, other)
+        )  # fmt: skip
+        return self.scale * total
+
     def fit(self, present: npt.NDArray[np.bool_], times: Floats) -> None:
         """Let two networks (ids x 2), the slower one last, take exactly these times."""
         totals = (self.exact(present) / self.scale) ** (1 / self.power)
@@ -115,6 +132,17 @@ class Latency:
         low = times[table, i, j] * (1 - c) + times[table, i, j + 1] * c
         high = times[table, i + 1, j] * (1 - c) + times[table, i + 1, j + 1] * c
         return low * (1 - r) + high * r
+
+    @cached_property
+    def _planes(self) -> tuple[torch.Tensor, ...]:
+        """Of each table: what a pair of channels, a written and a read one take."""
+        found = []
+        for table in self.tables:
+            rows, columns = (grid.reshape(-1) for grid in np.meshgrid(table.at_rows, table.at_columns, indexing="ij"))
+            features = np.stack([rows * columns, rows, columns, np.ones_like(rows)], 1)
+            inside = (rows > 0) & (columns > 0)
+            found.append(not_negative(features[inside], table.times.reshape(-1)[inside])[:3])
+        return torch.tensor(found, dtype=torch.float64).reshape(-1, 3).unbind(1)
 
     @cached_property
     def _segments(self) -> Segments:
@@ -144,6 +172,27 @@ class Latency:
             at_columns[n] = np.append(table.at_columns, table.at_columns[-1] + 1 + np.arange(wider))
             times[n] = np.pad(table.times, ((0, more), (0, wider)), mode="edge")
         return torch.from_numpy(at_rows), torch.from_numpy(at_columns), torch.from_numpy(times)
+
+
+def not_negative(features: Floats, times: Floats) -> list[float]:
+    """Least squares of relative errors, with coefficients of at least 0: what would be negative is left out.
+
+    >>> not_negative(np.array([[1.0, 1], [1, 2], [1, 4]]), np.array([5.0, 7, 11])) == [3, 2]
+    False
+    >>> np.round(not_negative(np.array([[1.0, 1], [1, 2], [1, 4]]), np.array([5.0, 7, 11])), 6).tolist()
+    [3.0, 2.0]
+    """
+    there = times > 0
+    weighted, ones = features[there] / times[there, None], np.ones(int(there.sum()))
+    used = list(range(features.shape[1]))
+    answer = np.zeros(features.shape[1])
+    while used:
+        part = np.linalg.lstsq(weighted[:, used], ones, rcond=None)[0]
+        if (part >= 0).all():
+            answer[used] = part
+            break
+        used.pop(int(part.argmin()))
+    return [float(each) for each in answer]
 
 
 def _between(grid: torch.Tensor, widths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

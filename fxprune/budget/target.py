@@ -51,6 +51,8 @@ class Target:
 
     @classmethod
     def of(cls, budget: Share | Mapping[str, Share], metric: str) -> Target:
+        if not isinstance(metric, str):
+            raise OptionError(f"metric {metric!r} is unknown", fix='write metric="volume", or budget={"flops": 1/8}')
         asked = dict(budget) if isinstance(budget, Mapping) else {metric: budget}
         limits = []
         for name, fraction in asked.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
+from rich.progress import track
 
 from fxprune.commands.compare_config import read_plan
 from fxprune.commands.config import near
@@ -24,7 +25,7 @@ from fxprune.compare.display import Display
 from fxprune.compare.plan import TEACHER, Job, Plan
 from fxprune.compare.pool import Pool, alone, die_with_parent, python
 from fxprune.compare.result import Result
-from fxprune.compare.work import Parts, clear, one, row_file, teacher_file
+from fxprune.compare.work import Parts, clear, one, row_file, teacher_file, timed_again
 from fxprune.compare.write import write_all
 from fxprune.emit.files import write_atomically
 from fxprune.errors import OptionError
@@ -36,6 +37,7 @@ _EPILOG = """examples:
   fxprune compare examples/compare.toml
   fxprune compare examples/compare.toml --jobs 2 --minutes 60
   fxprune compare examples/compare.toml --entries bar --budgets 1/4 --seeds 0
+  fxprune compare examples/compare.toml --jobs 2 && fxprune compare examples/compare.toml --time
   fxprune compare examples/compare.toml --tables --out results
 
 What is finished is kept: the same command goes on where it was cut off, in the middle of a run, too."""
@@ -57,6 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--entries", nargs="+", metavar="NAME", help="only these now")
     add("--budgets", nargs="+", metavar="B", help="only these now")
     add("--seeds", nargs="+", type=int, metavar="S", help="only these now")
+    add("--time", action="store_true", help="run nothing, take the times of all nets again, one by one")
     add("--tables", action="store_true", help="run nothing, write the tables and figures of what is there")
     add("--out", type=Path, metavar="DIR", help="where tables and figures go, instead of the folder")
     add("--json", action="store_true", help="print all rows as JSON")
@@ -79,7 +82,9 @@ def run(options: argparse.Namespace) -> int:
         rows = kept.belonging(file, kept.read(file, repair=not options.tables), plan)
         code = 0
         with quiet():
-            if not options.tables:
+            if options.time:
+                _time(plan, rows, chosen, parts_of(sections), console)
+            elif not options.tables:
                 _check_targets(plan, sections)
                 left = [job for job in chosen if job.key not in rows]
                 code = _all(plan, rows, [*_forgotten(plan, rows, left), *left], options, console)
@@ -90,6 +95,16 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(list(rows.values()), indent=2))
     return code
+
+
+def _time(plan: Plan, rows: dict[str, kept.Row], chosen: list[Job], parts: Parts, console: Console) -> None:
+    """One net after the other, in this process."""
+    there = [job for job in chosen if job.key in rows and job.entry != TEACHER]
+    if not there:
+        raise OptionError("there is no net to take the time of", fix="leave --time out: the runs come first")
+    for job in track(there, "taking times", console=console, disable=not console.is_terminal):
+        rows[job.key] |= timed_again(plan, job, parts)
+    kept.write(plan.folder / kept.ROWS, list(rows.values()))
 
 
 def _chosen(plan: Plan, options: argparse.Namespace) -> list[Job]:

@@ -12,11 +12,7 @@ from fxprune.compare.plan import Entry
 from fxprune.compare.result import Group, Result, mean
 from fxprune.compare.rows import Row
 
-_AXES: dict[str, tuple[tuple[str, str], str]] = {
-    "volume": (("factor", "volume"), "volume factor"),
-    "flops": (("factor", "flops"), "FLOP factor"),
-    "latency": (("latency", "32"), "latency of a batch of 32, over the unpruned net's"),
-}
+_AXES = ("volume", "flops", "latency")
 _MARKERS = "osD^vP*X<>ph"
 
 
@@ -59,7 +55,7 @@ def _accuracy(figure: Any, result: Result, entries: list[Entry], axes: list[str]
         return False
     panels = figure.subplots(1, len(axes), sharey=True)
     for panel, axis in zip(panels, axes, strict=True):
-        path, label = _AXES[axis]
+        path, label = _axis(axis, entries)
         for number, entry in enumerate(entries):
             cells = [result.cell(entry.name, share) for share in sorted(entry.budgets.values(), reverse=True)]
             found = [(_cost(cell, path), cell) for cell in cells if cell]
@@ -84,6 +80,15 @@ def _accuracy(figure: Any, result: Result, entries: list[Entry], axes: list[str]
     panels[0].set(ylabel="accuracy %")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     return True
+
+
+def _axis(name: str, entries: list[Entry]) -> tuple[tuple[str, str], str]:
+    """Where a row tells that cost, and what it is called; time is that of the batch which the budgets are about."""
+    if name != "latency":
+        return ("factor", name), {"volume": "volume factor", "flops": "FLOP factor"}[name]
+    batches = {entry.batch_size for entry in entries if not entry.counted}
+    batch = str(batches.pop()) if len(batches) == 1 else "32"
+    return ("latency", batch), f"latency of a batch of {batch}, over the unpruned net's"
 
 
 def _log_axis(panel: Any) -> None:

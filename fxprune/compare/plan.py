@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fxprune.budget.cost import LATENCY
 from fxprune.budget.target import as_share
 from fxprune.errors import OptionError
 
@@ -32,6 +33,16 @@ class Entry:
     @property
     def metric(self) -> str:
         return str(self.settings["metric"])
+
+    @property
+    def counted(self) -> bool:
+        """Is the budget one of numbers that are counted, and not of time?"""
+        return self.metric != LATENCY
+
+    @property
+    def batch_size(self) -> int:
+        """Of the example."""
+        return int(self.settings.get("batch_size", 2))
 
     @property
     def distilled(self) -> bool:

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -18,15 +19,15 @@ from rich.console import Console
 from torch import nn
 
 from fxprune.api import prune
-from fxprune.budget.cost import LATENCY
 from fxprune.compare import measure
 from fxprune.compare.plan import TEACHER, Entry, Job, Plan
 from fxprune.compare.rows import Row
 from fxprune.count import batch_size
 from fxprune.emit.files import write_atomically
 from fxprune.emit.tensors import load_tensors, one_line
-from fxprune.errors import DataError, RunError, TargetError
-from fxprune.run import FACTS
+from fxprune.errors import DataError, FxPruneError, RunError, TargetError
+from fxprune.latency.stopwatch import Inputs
+from fxprune.run import FACTS, Run
 from fxprune.train import checkpoint
 from fxprune.train.data import Batches, example_of
 from fxprune.train.display import Display
@@ -40,7 +41,7 @@ from fxprune.train.settings import MakeOptimizer, adam
 from fxprune.train.stop import Stop
 from fxprune.train.teaching import Teaching
 
-RUNS, TEACHERS = "runs", "teachers"
+RUNS, TEACHERS, NET = "runs", "teachers", "net.pt"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ def one(plan: Plan, job: Job, parts: Parts) -> Row:
     """Do the run, or what is left of it, and tell how it went."""
     worker = _Worker(plan, job, parts)
     return worker.teacher() if job.entry == TEACHER else worker.pruned(plan.entries[job.entry])
+
+
+def timed_again(plan: Plan, job: Job, parts: Parts) -> Row:
+    """What of a finished run's row is a matter of time, measured now."""
+    return _Worker(plan, job, parts).timed_again(plan.entries[job.entry])
 
 
 def row_file(folder: Path, job: Job) -> Path:
@@ -139,7 +145,7 @@ class _Worker:
         weights = self.plan.teacher.get("weights")
         self._load(self._file(weights) if weights else teacher_file(self.plan.folder, self.job.seed))
         loaders = self._loaders(self.plan.data)
-        example = example_of(Batches(loaders[0], "train").first())
+        example = example_of(Batches(loaders[0], "train").first(), entry.batch_size)
         slim, report, seconds = (self._by_prune if entry.method else self._by_tool)(entry, loaders, example)
         full = self.net.eval()
         inputs = measure.inputs_of(example)
@@ -147,9 +153,6 @@ class _Worker:
         scores = self._scores(slim, loaders)
         before, after = measure.cost(full.cpu(), inputs), measure.cost(slim.cpu(), inputs)
         kept, wide = (measure.widths(net, inputs) for net in (slim, full))
-        timed = (batch_size(*inputs),) if entry.metric == LATENCY else ()  # the batch that the budget is about
-        latency = measure.latency(slim.to(place), full.to(place), inputs, timed)
-        share = latency.get(str(timed[0]), math.inf) if timed else after[entry.metric] / before[entry.metric]
         row = {
             **self._row(),
             "method" if entry.method else "tool": entry.what,
@@ -160,19 +163,40 @@ class _Worker:
             **scores,
             "cost": after,
             "full": before,
-            "used": round(share / self.job.share, 6),
+            "used": round(after[entry.metric] / before[entry.metric] / self.job.share, 6) if entry.counted else None,
             "factor": {name: round(before[name] / after[name], 4) if after[name] else None for name in before},
             "widths": {name: kept.get(name, 0) for name in wide} | kept,
             "full_widths": wide,
             "regular": report.get("regular"),
             "reached": report.get("reached"),
-            "latency": latency,
+            **self._times(entry, slim.to(place), full.to(place), inputs),
             "seconds": round(seconds, 1),
         }
         if entry.tool:
             self.folder.mkdir(parents=True, exist_ok=True)
+            _keep(slim, self.folder / NET)
             write_atomically(self.folder / REPORT, json.dumps(row, indent=2) + "\n")
         return row
+
+    def _times(self, entry: Entry, slim: nn.Module, full: nn.Module, inputs: Inputs) -> Row:
+        """Beside the unpruned net; a budget of latency is about the batch of the example."""
+        if entry.counted:
+            return {"latency": measure.latency(slim, full, inputs)}
+        batch = batch_size(*inputs)
+        found = measure.latency(slim, full, inputs, (batch,))
+        return {"latency": found, "used": round(found.get(str(batch), math.inf) / self.job.share, 6)}
+
+    def timed_again(self, entry: Entry) -> Row:
+        """The times of a net that is there already."""
+        example = example_of(Batches(self._loaders(self.plan.data)[0], "train").first(), entry.batch_size)
+        try:
+            slim = torch.load(self.folder / NET, weights_only=False) if entry.tool else Run(self.folder).slim()
+        except (OSError, FxPruneError) as error:
+            raise RunError(
+                f"the net of {self.job.key!r} is not in {self.folder} any more: {one_line(error)}",
+                fix="remove its line from rows.jsonl: the run is done again",
+            ) from error
+        return self._times(entry, slim, self.net, measure.inputs_of(example)) | {"machine": measure.machine()}
 
     def _by_prune(self, entry: Entry, loaders: tuple[Any, ...], example: Any) -> tuple[nn.Module, Row, float]:
         if (self.folder / FACTS).exists() and not (self.folder / checkpoint.FILE).exists():
@@ -242,6 +266,14 @@ class _Worker:
             for loader, name in zip(loaders[1:], ("val", "test"), strict=False)
         ]
         return {"accuracy": found[-1], "val": found[0]}
+
+
+def _keep(net: nn.Module, file: Path) -> None:
+    """A tool's net, for ``--time``; one that cannot be pickled has the times that its row tells, and no others."""
+    try:
+        torch.save(net, file)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        file.unlink(missing_ok=True)
 
 
 def _device_of(net: nn.Module) -> torch.device:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import fx, nn
 
-from fxprune.budget.latency import Latency, Line, Meeting, Table
+from fxprune.budget.latency import Latency, Line, Meeting, Table, not_negative
 from fxprune.core import Mixer
 from fxprune.ids import ONE, ZERO, Ids
 from fxprune.latency.auto import joins_of
@@ -124,27 +124,6 @@ def fitted_meeting(operands: tuple[Ids, ...], result: Ids, taken: Floats, sample
     narrow, new = np.minimum(one, other), np.clip(together - np.maximum(one, other), 0, 1)
     found = not_negative(np.stack([np.minimum(narrow, 1), narrow, together * new], 1), taken)
     return Meeting(operands[0], operands[1], result, *found)
-
-
-def not_negative(features: Floats, times: Floats) -> list[float]:
-    """Least squares of relative errors, with coefficients of at least 0: what would be negative is left out.
-
-    >>> not_negative(np.array([[1.0, 1], [1, 2], [1, 4]]), np.array([5.0, 7, 11])) == [3, 2]
-    False
-    >>> np.round(not_negative(np.array([[1.0, 1], [1, 2], [1, 4]]), np.array([5.0, 7, 11])), 6).tolist()
-    [3.0, 2.0]
-    """
-    there = times > 0
-    weighted, ones = features[there] / times[there, None], np.ones(int(there.sum()))
-    used = list(range(features.shape[1]))
-    answer = np.zeros(features.shape[1])
-    while used:
-        part = np.linalg.lstsq(weighted[:, used], ones, rcond=None)[0]
-        if (part >= 0).all():
-            answer[used] = part
-            break
-        used.pop(int(part.argmin()))
-    return [float(each) for each in answer]
 
 
 def merged(lines: Iterable[Line]) -> tuple[Line, ...]:

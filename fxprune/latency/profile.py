@@ -21,6 +21,7 @@ ROUNDS = 15
 # Whatever moves or adds channels outside of a layer: joins, and gathers before and after them.
 JOINS = {
     "add", "add_", "__add__", "__radd__", "__iadd__", "sub", "cat", "concat", "stack", "index_add", "index_add_",
+    "scatter_add", "scatter_add_", "expand_as", "permute",
     "index_select", "narrow", "pad", "clone", "where", "zeros_like", "chunk", "split", "__getitem__", "type_as",
 }  # fmt: skip
 _CONVOLUTIONS = {f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxprune.errors import DataError, FxPruneError
+from fxprune.errors import DataError, FxPruneError, OptionError
 from fxprune.train.randomness import seed_all
 
 _PAIR = "let the loader give (inputs, target); several inputs are a tuple or a dict: ((left, right), target)"
@@ -57,13 +57,15 @@ def explained(what: str, whom: str) -> Iterator[None]:
         ) from error
 
 
-def example_of(batch: Batch, most: int = 2) -> Any:
-    """A few samples, for tracing."""
+def example_of(batch: Batch, wanted: int = 2) -> Any:
+    """So many samples, for tracing and for taking times; a batch that has fewer gives some of them again."""
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise OptionError(f"batch_size={wanted!r} is no number of samples", fix="write batch_size=32")
     many = batch.size
 
     def cut(leaf: Any) -> Any:
         fits = isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.shape[0] == many
-        return leaf[:most].clone() if fits else leaf
+        return leaf[torch.arange(wanted, device=leaf.device) % many] if fits else leaf
 
     inputs = tuple(batch.inputs) if isinstance(batch.inputs, list) else batch.inputs
     return tree_map(cut, inputs)

@@ -68,7 +68,8 @@ class Tools:
 
 def run_all(
     model: nn.Module, train: Any, val: Any, settings: Settings, tools: Tools, *, example_inputs: Any,
-    folder: str | os.PathLike[str] | None, resume: bool, device: torch.device | str | None, console: Console | None,
+    batch_size: int, folder: str | os.PathLike[str] | None, resume: bool, device: torch.device | str | None,
+    console: Console | None,
 ) -> Pruned:  # fmt: skip
     """All phases, or those that are left of a run that was cut off."""
     settings.check()
@@ -80,7 +81,7 @@ def run_all(
         _move(base, device or next((p.device for p in model.parameters()), torch.device("cpu")))
         first = batches.first()
         place = next((p.device for p in base.parameters()), torch.device("cpu"))
-        example = example_inputs if example_inputs is not None else example_of(first.to(place))
+        example = example_inputs if example_inputs is not None else example_of(first.to(place), batch_size)
         wrapped = tools.wrap(base, example)
         make_method(settings.method, wrapped, settings.method_options)
         wrapped.harden()  # a budget that cannot be met shows now, not after the training

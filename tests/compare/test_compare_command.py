@@ -209,6 +209,35 @@ def test_tools_and_failures(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+def test_times_can_be_taken_again(shell: Shell) -> None:
+    """Of nets of a method and of a tool; nothing else of the rows changes."""
+    entries = """[entries."untouched"]
+tool = "code.py:untouched"
+metric = "latency"
+batch_size = 5
+[run]"""
+    Path("config.toml").write_text(SHORT.replace("[run]", entries))
+    assert shell("--time")[0] == 2  # there is nothing yet
+    assert shell()[0] == 0
+    before = rows()
+    for row in before:
+        row["latency"] = dict.fromkeys(row["latency"], 99.0) if "latency" in row else None
+    Path("kept/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in before))
+    assert shell("--time")[0] == 0
+    after = {row["key"]: row for row in rows()}
+    for row in before:
+        found = after[row["key"]]
+        assert found["accuracy"] == row["accuracy"] and found["settings"] == row["settings"]
+        if row["entry"] != "teacher":
+            assert all(0 < share < 10 for share in found["latency"].values())
+    timed = after["untouched, 1/2, seed 0"]
+    assert set(timed["latency"]) == {"1", "5", "32"} and timed["used"] == pytest.approx(timed["latency"]["5"] / 0.5)
+    Path("kept/runs/untouched-1_2-0/net.pt").unlink()
+    code, _, err = shell("--time")
+    assert code == 2 and "the net of 'untouched, 1/2, seed 0' is not in" in err
+
+
+@pytest.mark.slow
 def test_ctrl_c_and_on(shell: Shell) -> None:
     """In the middle of a run; the next start goes on from its checkpoint and ends with the net it would have been."""
     Path("config.toml").write_text(SHORT.replace("epochs = [1, 1, 0]", "epochs = [12, 1, 0]"))

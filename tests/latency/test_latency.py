@@ -13,9 +13,9 @@ from torch import nn
 
 import fxprune
 from examples.models import resnet8
-from fxprune.budget.latency import Latency, Line, Meeting, Table
+from fxprune.budget.latency import Latency, Line, Meeting, Table, not_negative
 from fxprune.errors import OptionError
-from fxprune.latency import layers, measure
+from fxprune.latency import layers
 from fxprune.latency.cache import as_json, from_json
 from fxprune.timing import use_latency
 from fxprune.wrapped import Wrapped
@@ -170,5 +170,26 @@ def test_layers_of_every_kind_have_a_table() -> None:
 
 
 def test_times_that_fit_no_line_get_no_negative_one() -> None:
-    found = measure.not_negative(np.array([[1.0, 1], [1, 2], [1, 4]]), np.array([8.0, 6, 2]))
+    found = not_negative(np.array([[1.0, 1], [1, 2], [1, 4]]), np.array([8.0, 6, 2]))
     assert min(found) >= 0
+
+
+def test_training_follows_a_slope_without_dips() -> None:
+    """16 channels are faster than 15, and so they are when measured; but closing gates must be worth it."""
+    at_rows, at_columns = np.array([0.0, 1, 8, 15, 16]), np.array([0.0, 1, 8])
+    times = 5.0 + 2 * np.outer(at_rows, at_columns) + 3 * at_rows[:, None]
+    times[3] *= 1.4
+    times[0] = times[:, 0] = 0
+    found = Latency((Table(np.arange(2, 18), np.arange(18, 26), at_rows, at_columns, times),))
+    p = torch.ones(26, dtype=torch.float64, requires_grad=True)
+    (local,) = torch.autograd.grad(found.expected(p), p)
+    (smooth,) = torch.autograd.grad(found.smooth(p), p)
+    assert local[2] < 0 and bool((smooth[2:] > 0).all())
+    assert smooth[2].item() == pytest.approx(2 * 8 + 3, rel=0.35)
+
+
+def test_slopes_of_a_wrapped_net_are_never_negative(wrapped: Wrapped) -> None:
+    for share in (1.0, 0.6, 0.2):
+        gates = torch.full((wrapped.analysis.variables,), share, dtype=torch.float64)
+        (slope,) = wrapped.analysis.costs.slopes(gates, ["latency"])
+        assert bool((slope >= 0).all()) and float(slope.max()) > 0
