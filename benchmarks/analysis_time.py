@@ -89,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = max(options.runs, 7)
     torch.set_num_threads(options.threads)
-    found = {**circumstances("analysis_time.py", runs), **measure(runs)}
+    found = {**circumstances("analysis_time.py", f"--runs {runs}"), **measure(runs)}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(found, indent=1) + "\n")
     for table in tables(found):

@@ -151,7 +151,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = max(options.runs, 7)
     torch.set_num_threads(options.threads)
-    found = {**circumstances("export_time.py", runs), **measure(runs)}
+    found = {**circumstances("export_time.py", f"--runs {runs}"), **measure(runs)}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     options.out.with_suffix(".md").write_text(markdown(found))

@@ -115,7 +115,10 @@ def main() -> None:
             json.dumps(timed(options.time, options.nets[0], options.batches[0], options.channels_last, options.rounds))
         )
         return
-    found: Row = {**circumstances("latency_budget.py", options.rounds), "rows": []}
+    asked = f"--nets {' '.join(options.nets)} --budgets {' '.join(options.budgets)} "
+    asked += f"--batches {' '.join(map(str, options.batches))} --rounds {options.rounds}"
+    asked += " --channels-last" if options.channels_last else ""
+    found: Row = {**circumstances("latency_budget.py", asked), "rows": []}
     for name in options.nets:
         for batch in options.batches:
             for channels_last in (True,) if options.channels_last else (False, True):

@@ -8,83 +8,149 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-MOVES = ("narrow", "index_select", "clone", "type_as", "add_", "index_add_")  # of channels: parts of joins
+MOVES = (  # of channels: parts of joins
+    "narrow", "index_select", "clone", "type_as", "add_", "index_add_", "permute", "expand_as", "scatter_add_",
+)  # fmt: skip
 
 
-def limit(slim: nn.Module, x: torch.Tensor, keep: bool = False) -> Callable[[torch.Tensor], list[Any]]:
+def limit(slim: nn.Module, x: torch.Tensor) -> Callable[[torch.Tensor], list[Any]]:
     """A function that does the work of ``slim(x)`` without moving channels; it ignores its argument.
 
-    Per join it adds two tensors of the smaller operand's width. With ``keep`` it returns all that it computes: what
-    nobody reads a compiler leaves out.
+    Every layer gets an input of its own. Per join two tensors of the smaller operand's width are added.
     """
-    assert isinstance(slim, fx.GraphModule)
-    recorder = _Recorder(slim)
-    with torch.no_grad():
-        recorder.run(x)
-    work = [*recorder.layers, *(_add(one, other) for one, other in recorder.joins())]
+    recorder = _recorded(slim, x)
+    adds = [_add(join.narrow) for join in recorder.joins.values() if join.counts]
+    work = [*recorder.layers, *adds]
 
     def replay(_: torch.Tensor) -> list[Any]:
-        kept = []
         for call in work:
-            made = call()
-            if keep:
-                kept.append(made)
-        return kept
+            call()
+        return []
 
     return replay
 
 
-def _add(one: torch.Tensor, other: torch.Tensor) -> Callable[[], Any]:
-    out = torch.empty_like(one)
-    return lambda: torch.add(one, other, out=out)
+def cut_at_joins(slim: nn.Module, x: torch.Tensor) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """The same for a compiler, which may fuse what lies between two joins: one graph, and its inputs.
+
+    Behind a join everybody reads an input instead of its result; the smaller operand is added to another one. All that
+    enters a join is a result of the graph, so that nothing of it can be left out.
+    """
+    recorder = _recorded(slim, x)
+    graph, copied, inputs = fx.Graph(), {}, [x]  # type: fx.Graph, dict[fx.Node, fx.Node], list[torch.Tensor]
+    behind: dict[fx.Node, fx.Node] = {}
+    results: list[fx.Node] = []
+    copied[next(node for node in recorder.graph.nodes if node.op == "placeholder")] = graph.placeholder("x")
+
+    def given(value: torch.Tensor) -> fx.Node:
+        inputs.append(torch.randn_like(value))
+        last = next(node for node in reversed(graph.nodes) if node.op == "placeholder")
+        with graph.inserting_after(last):
+            return graph.placeholder(f"given_{len(inputs)}")
+
+    def read(node: fx.Node) -> fx.Node:
+        return behind.get(node) or copied[node]
+
+    for node in recorder.graph.nodes:
+        if node in recorder.ends:
+            join = recorder.joins[recorder.ends[node]]
+            results += [read(node) for node in join.entering if node is not join.narrowest]
+            if join.counts:
+                results.append(graph.call_function(torch.add, (read(join.narrowest), given(join.narrow))))
+            behind[join.result] = given(recorder.values[join.result])
+        elif node.op == "output":
+            graph.output((*results, *(read(each) for each in node.all_input_nodes)))
+        elif node not in recorder.origins and node.op != "placeholder" and node.target is not torch._assert:
+            copied[node] = graph.node_copy(node, read)
+    made = fx.GraphModule(slim, graph, "Limit")
+    made.graph.eliminate_dead_code()
+    made.recompile()
+    return made, inputs
+
+
+class _Join:
+    """What enters the ops that stand for one join, and the tensor that leaves it."""
+
+    def __init__(self) -> None:
+        self.entering: dict[fx.Node, torch.Tensor] = {}
+        self.result: fx.Node
+
+    @property
+    def counts(self) -> bool:
+        """Two maps meet."""
+        return len(self.entering) > 1 and self.narrow.ndim == 4
+
+    @property
+    def narrowest(self) -> fx.Node:
+        return min(self.entering, key=lambda node: self.entering[node].shape[1])
+
+    @property
+    def narrow(self) -> torch.Tensor:
+        return self.entering[self.narrowest]
 
 
 class _Recorder(fx.Interpreter):
-    """Notes every layer with its input, and what enters the ops that stand for one join."""
+    """Notes every layer with its input, the ops of each join, and every tensor."""
 
     def __init__(self, slim: fx.GraphModule) -> None:
-        super().__init__(slim)
+        super().__init__(slim, garbage_collect_values=False)
+        self.graph = slim.graph
         self.layers: list[Callable[[], Any]] = []
-        self.entering: dict[str, dict[fx.Node, torch.Tensor]] = {}  # join -> tensors from outside of it
+        self.joins: dict[str, _Join] = {}
         self.origins: dict[fx.Node, str] = {}
+        self.values: dict[fx.Node, Any] = {}
+
+    @property
+    def ends(self) -> dict[fx.Node, str]:
+        """The last op of each join."""
+        return {node: origin for origin, node in {origin: node for node, origin in self.origins.items()}.items()}
 
     def run_node(self, n: fx.Node) -> Any:
-        made = super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
+        kept = [_kept(argument) for argument in args]  # before anything is written to them
+        made = self.values[n] = super().run_node(n)
         if n.op == "call_module":
-            module, kept = self.fetch_attr(str(n.target)), [_kept(a) for a in args]
+            module = self.fetch_attr(str(n.target))
             self.layers.append(lambda: module(*kept, **kwargs))
         elif n.op in ("call_function", "call_method") and isinstance(made, torch.Tensor):
             if self._joins(n):
-                origin = self.origins[n] = str(n.meta["origin"])
-                held = self.entering.setdefault(origin, {})
-                for source in n.all_input_nodes:
-                    value = self.env[source]
-                    if (
-                        self.origins.get(source) != origin
-                        and isinstance(value, torch.Tensor)
-                        and value.ndim == made.ndim
-                    ):
-                        held[source] = value
+                self._enter(n, made)
             else:
                 function = getattr(torch.Tensor, str(n.target)) if n.op == "call_method" else n.target
-                kept = [_kept(a) for a in args]
                 self.layers.append(lambda: function(*kept, **kwargs))  # type: ignore[operator]
         return made
+
+    def _enter(self, n: fx.Node, made: torch.Tensor) -> None:
+        origin = self.origins[n] = str(n.meta["origin"])
+        join = self.joins.setdefault(origin, _Join())
+        for source in n.all_input_nodes:
+            value = self.env[source]
+            inside = self.origins.get(source) == origin
+            if not inside and isinstance(value, torch.Tensor) and value.ndim == made.ndim:
+                join.entering[source] = value
+        if n.target is torch.ops.aten.add_.Tensor:  # a slice of the result was written
+            under: Any = n.args[0]
+            join.result = under.args[0]
+        elif not hasattr(join, "result") or n.target not in ("narrow", "index_select", "expand_as", "type_as"):
+            join.result = n
 
     @staticmethod
     def _joins(n: fx.Node) -> bool:
         name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
         return n.target in MOVES or name in ("add", "cat", "pad", "add_.Tensor")
 
-    def joins(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        found = []
-        for held in self.entering.values():
-            operands = sorted(held.values(), key=lambda tensor: tensor.shape[1])
-            if len(operands) > 1 and operands[0].ndim == 4:
-                narrow = operands[0]
-                found.append((torch.randn_like(narrow), torch.randn_like(narrow)))
-        return found
+
+def _recorded(slim: nn.Module, x: torch.Tensor) -> _Recorder:
+    assert isinstance(slim, fx.GraphModule)
+    recorder = _Recorder(slim)
+    with torch.no_grad():
+        recorder.run(x)
+    return recorder
+
+
+def _add(like: torch.Tensor) -> Callable[[], Any]:
+    one, other, out = torch.randn_like(like), torch.randn_like(like), torch.empty_like(like)
+    return lambda: torch.add(one, other, out=out)
 
 
 def _kept(argument: Any) -> Any:

@@ -122,7 +122,7 @@ def main() -> None:
         return
     torch.set_num_threads(options.threads)
     runs = max(options.runs, 5)
-    found = {**circumstances("scaling.py", runs), "runs": runs, **times(runs), "memory": memory()}
+    found = {**circumstances("scaling.py", f"--runs {runs}"), "runs": runs, **times(runs), "memory": memory()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     options.out.with_suffix(".md").write_text(markdown(found))

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from algorithm2 import algorithm2
-from limit import limit
+from limit import cut_at_joins, limit
 from timing import circumstances
 from torch_pruning_tool import cost, pruner
 from torchvision_ops import declare_torchvision_ops
@@ -38,7 +38,7 @@ import fxprune
 RESULT = Path(__file__).parent / "results" / "slim_time"
 SIZES = {"resnet18": 128, "resnet50": 128, "wrn16_4": 32}
 OTHERS = {
-    "ideal": "its own layers on tensors that are there already, and one add per join",
+    "ideal": "its own layers (compiled: all between two joins) on tensors that are there already, one add per join",
     "full": "the unpruned net",
     "algorithm2": "the paper's block: gather, full width of zeros, indexed add",
     "dense": 'regular blocks, connectivity="dense"',
@@ -89,19 +89,27 @@ def nets_of(model: nn.Module, args: tuple[Any, ...], volume: float) -> dict[str,
     assert torch.allclose(expected, found, atol=1e-3 * float(expected.abs().max())), (
         "Algorithm 2 computes something else"
     )
-    return {name: net.eval() for name, net in made.items()}
+    memory = torch.channels_last if channels_last(model) else torch.contiguous_format
+    return {name: net.eval().to(memory_format=memory) for name, net in made.items()}
+
+
+def channels_last(model: nn.Module) -> bool:
+    return any(p.ndim == 4 and not p.is_contiguous() for p in model.parameters())
 
 
 def ready(
-    nets: dict[str, nn.Module], x: torch.Tensor, channels_last: bool, compiled: bool, auto: nn.Module
+    nets: dict[str, nn.Module], x: torch.Tensor, compiled: bool, auto: nn.Module
 ) -> dict[str, Net]:
-    """Every net in the memory format, with its limit; compiled ones have run once."""
-    memory = torch.channels_last if channels_last else torch.contiguous_format
-    moved = {name: copy.deepcopy(net).to(memory_format=memory) for name, net in {**nets, "auto": auto}.items()}
-    made: dict[str, Net] = {**moved, "ideal": limit(moved["slim"], x, keep=compiled)}
-    # The nets have their memory format; inductor's own change of layouts fails on some processors (torch 2.13).
-    torch._inductor.config.layout_optimization = False
-    return {name: torch.compile(net, dynamic=False) for name, net in made.items()} if compiled else made
+    """Every net, with its limit."""
+    if not compiled:
+        return {**nets, "auto": auto, "ideal": limit(nets["slim"], x)}
+    # As it is meant for inference: weights are constants, batch norms folded. (Without it inductor of torch 2.13 fails
+    # on a CPU in channels-last, with the unpruned nets, too.)
+    torch._inductor.config.freezing = True
+    made = {name: torch.compile(net, dynamic=False) for name, net in {**nets, "auto": auto}.items()}
+    cut, inputs = cut_at_joins(nets["slim"], x)
+    ideal = torch.compile(cut.eval(), dynamic=False)
+    return {**made, "ideal": lambda _: ideal(*inputs)}
 
 
 def times(nets: dict[str, Net], x: torch.Tensor, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -153,27 +161,27 @@ def measured(name: str, options: argparse.Namespace, done: set[tuple[Any, ...]])
         }
         if not any(left.values()):
             continue
-        nets = nets_of(model, (torch.zeros(1, 3, size, size),), float(Fraction(volume)))
-        for batch, ways_left in left.items():
-            x = torch.randn(batch, 3, size, size)
-            for compiled, channels_last in ways_left:
-                wrapped = hardened(model, x, float(Fraction(volume)))
-                about = {"net": name, "size": size, "volume": volume, "batch": batch}
-                yield {**about, **timed(nets, wrapped, x, compiled, channels_last, options)}
+        for last in (True, False):
+            memory = torch.channels_last if last else torch.contiguous_format
+            placed, nets = copy.deepcopy(model).to(memory_format=memory), None
+            for batch, ways_left in left.items():
+                x = torch.randn(batch, 3, size, size).to(memory_format=memory)
+                for compiled, _ in (way for way in ways_left if way[1] == last):
+                    nets = nets or nets_of(placed, (torch.zeros(1, 3, size, size),), float(Fraction(volume)))
+                    wrapped = hardened(placed, x, float(Fraction(volume)))
+                    about = {"net": name, "size": size, "volume": volume, "batch": batch}
+                    yield {**about, "channels_last": last, **timed(nets, wrapped, x, compiled, options)}
 
 
 def timed(
-    nets: dict[str, nn.Module], wrapped: Any, x: torch.Tensor, compiled: bool, channels_last: bool,
-    options: argparse.Namespace,
-) -> Row:  # fmt: skip
-    memory = torch.channels_last if channels_last else torch.contiguous_format
-    auto = fxprune.export(wrapped.to(memory_format=memory), connectivity="auto", verify=False)
-    made = ready(nets, x, channels_last, compiled, auto.eval())
-    taken = times(made, x.to(memory_format=memory), options.rounds, options.seconds)
+    nets: dict[str, nn.Module], wrapped: Any, x: torch.Tensor, compiled: bool, options: argparse.Namespace
+) -> Row:
+    auto = fxprune.export(wrapped, connectivity="auto", verify=False)
+    taken = times(ready(nets, x, compiled, auto.eval()), x, options.rounds, options.seconds)
     torch._dynamo.reset()
     own = taken.pop("slim")
     return {
-        "compiled": compiled, "channels_last": channels_last, "rounds": len(own),
+        "compiled": compiled, "rounds": len(own),
         "milliseconds": round(1e3 * statistics.median(own), 3),
         "slim_over": {other: ratio(own, spent) for other, spent in taken.items()},
         "auto_over_dense": ratio(taken["auto"], taken["dense"]), "joins": nets["slim"].report.joins,
@@ -242,7 +250,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     file = options.out.with_suffix(".json")
     before = json.loads(file.read_text())["rows"] if options.resume and file.exists() else []
-    found: Row = {**circumstances("slim_time.py", options.rounds), "rows": before}
+    asked = f"--nets {' '.join(options.nets)} --how {' '.join(options.how)} --volumes {' '.join(options.volumes)} "
+    asked += f"--batches {' '.join(map(str, options.batches))} --rounds {options.rounds} --seconds {options.seconds:g}"
+    found: Row = {**circumstances("slim_time.py", asked), "rows": before}
     for name in options.nets:
         for row in measured(name, options, set(map(key, before))):
             print(line(row), flush=True)

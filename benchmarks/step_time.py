@@ -106,7 +106,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     declare_torchvision_ops()
     warnings.simplefilter("ignore")
-    head = circumstances("step_time.py", options.runs)
+    head = circumstances("step_time.py", f"--runs {options.runs}")
     rows = []
     for mode in ("eager", "compiled"):
         rows.append(measure(mode, options.runs))

@@ -65,13 +65,13 @@ def parser_of(text: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def circumstances(script: str, runs: int) -> dict[str, Any]:
-    """How the numbers were made and where. To be asked before the work, which is a load itself."""
+def circumstances(script: str, asked: str) -> dict[str, Any]:
+    """How the numbers were made (by which options) and where. To be asked before the work, which is a load itself."""
     busy = round(os.getloadavg()[0] / (os.cpu_count() or 1), 2) if hasattr(os, "getloadavg") else None
     if busy is not None and busy > 0.5:
         Console().print(f"[yellow]The machine is busy (load {busy} per core): do not trust these numbers.[/yellow]")
     return {
-        "command": f"python benchmarks/{script} --runs {runs} --threads {torch.get_num_threads()}",
+        "command": f"python benchmarks/{script} {asked} --threads {torch.get_num_threads()}",
         "machine": machine(("torch", "torchvision", "torch-pruning")),
         "load_per_core_before": busy,
     }
