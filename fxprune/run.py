@@ -36,7 +36,7 @@ FACTS, NETWORK, HARDENED, SLIM = "run.json", "network.json", "hardened", "slim"
 SCHEMA, VERSION = "fxprune.run/", 1
 NETWORK_SCHEMA = "fxprune.network/1"
 STAGES = ("pruning", "fine-tuning", "finished")  # then there is nothing, hardened/, and slim/ too
-_NAME = "name the folder of a pruning run"
+_NAME = "name the folder of a pruning run; fxprune prune CONFIG.toml --run FOLDER makes one"
 
 
 class Run:
@@ -92,7 +92,7 @@ class Run:
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
             raise RunError(
                 f"{path} is there already and is not an empty folder",
-                fix="name another folder, or go on with a run by fxprune.run.Run(folder)",
+                fix="name another folder" + (", or go on: resume=True (--resume)" if (path / FACTS).exists() else ""),
             )
         from fxprune import __version__
 
@@ -243,7 +243,10 @@ def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", fix=_NAME)
     if not (folder / FACTS).is_file():
-        raise RunError(f"{folder} is not the folder of a run: it has no {FACTS}", fix=_NAME)
+        above = (folder.parent / FACTS).is_file()
+        raise RunError(
+            f"{folder} is not the folder of a run: it has no {FACTS}", fix=f"name {folder.parent}" if above else _NAME
+        )
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

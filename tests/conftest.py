@@ -2,6 +2,11 @@ from __future__ import annotations
 
 import os
 import sys
+
+# oneDNN of torch 2.13 dies of an illegal instruction in bfloat16 (a plain transposed convolution) on virtual machines
+# that report AMX and lack a part of it. To be set before torch is imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 from collections.abc import Callable
 from pathlib import Path
 

@@ -45,6 +45,8 @@ Table = dict[str, Any]
 def read_plan(path: Path, folder: str | None) -> tuple[Plan, Table]:
     """The plan, and the sections as they were written; ``folder`` takes the place of [run] folder."""
     found = prune_config.read_toml(path)
+    if "compare" not in found and "budget" in found.get("prune", {}):
+        raise OptionError(f"{path} describes one run", fix=f"fxprune prune {path}")
     for section, table in found.items():
         if section != "entries" or not isinstance(table, dict):
             _check_keys(path, section, table, KEYS.get(section))

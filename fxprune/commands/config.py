@@ -24,6 +24,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "teacher": str, "loss": str,
         "metric_fn": str, "alpha": _NUMBER, "temperature": _NUMBER, "ignore": list, "leaf": list, "noise": str,
         "schedule": str, "seed": int, "checkpoint_minutes": _NUMBER, "device": str,
+        "batch_size": int,
     },
     "run": {"folder": str},
 }  # fmt: skip
@@ -39,6 +40,8 @@ _WORDS = {int: "a whole number", float: "a number", str: "a text", dict: "a tabl
 def read_config(path: Path) -> dict[str, dict[str, Any]]:
     """Section -> key -> value; sections that are left out are empty."""
     found = read_toml(path)
+    if "compare" in found:
+        raise OptionError(f"{path} describes a comparison", fix=f"fxprune compare {path}")
     for section, table in found.items():
         check_keys(path, section, table, KEYS.get(section), KEYS)
     for section, key in REQUIRED.items():
@@ -79,7 +82,8 @@ def check_keys(path: Path, section: str, table: Any, keys: dict[str, Any] | None
         if not isinstance(value, kinds) or isinstance(value, bool):
             wanted = " or ".join(_WORDS[kind] for kind in kinds if kind is not int or float not in kinds)
             got = _WORDS.get(type(value), "something else")
-            raise OptionError(f"{path}: {key} in [{section}] is {got}", fix=f"write {wanted}")
+            fix = f"write {wanted}" + (": epochs = [80, 40, 10]" if key == "epochs" else "")
+            raise OptionError(f"{path}: {key} in [{section}] is {got}", fix=fix)
 
 
 def near(name: str, known: Iterable[str], what: str) -> str:

@@ -104,6 +104,9 @@ def parse_budget(text: str, option: str = "--budget") -> float:
     (0.125, 0.125, 0.125)
     """
     example = f"write a fraction of the full cost: {option} 1/8, {option} 0.125 or {option} 12.5%"
+    if option.startswith("["):  # of a TOML file
+        key = option.rpartition(" ")[2]
+        example = f"write a fraction of the full cost: {key} = " + ('["1/8"]' if key == "budgets" else '"1/8"')
     try:
         share = as_share(text)
     except ValueError as error:

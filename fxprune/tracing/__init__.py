@@ -93,13 +93,23 @@ def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Ex
         return InputError(
             f"the model rejects the example inputs: {one_line(own)}",
             where=error_line(own),
-            fix="pass example_inputs (--input on the command line) of the shape that the model expects",
+            fix=_what_to_pass(args, own),
         )
     return TraceError(
         f"the model's forward cannot be traced: {one_line(error)}",
         where=error_line(error),
         fix="move the offending lines into a submodule: what cannot be traced is then kept as a leaf" + _part(model),
     )
+
+
+def _what_to_pass(args: Any, error: Exception) -> str:
+    if args and not isinstance(args[0], torch.Tensor):
+        return "give example_inputs as a tensor, a tuple of positional or a dict of keyword arguments"
+    if isinstance(error, TypeError):
+        return "give example_inputs for all that forward() takes (--input NAME=SHAPE on the command line)"
+    if "dtype" in str(error) or "type (" in str(error):
+        return "pass example_inputs of the dtype that the model has (--dtype on the command line)"
+    return "pass example_inputs (--input on the command line) of the shape that the model expects"
 
 
 _MOST = 0.7  # of the convolutions' weights: less is one block among others

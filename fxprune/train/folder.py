@@ -63,5 +63,6 @@ def _compare(path: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
         said = "; ".join(f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in differ)
         raise RunError(
             f"the run in {path} was started with other settings: {said}",
-            fix="use the same settings to go on with it, or another folder to start anew",
+            fix="use the same settings to go on with it, or another folder to start anew"
+            + ("; random weights are others in every process: load or seed them" if differ == ["teacher"] else ""),
         )

@@ -52,13 +52,12 @@ class Settings:
         check_choice("noise", self.noise, NOISES)
         check_choice("schedule", self.schedule, SCHEDULES)
         _check_epochs(self.epochs)
-        if isinstance(self.teacher, str):
-            check_choice("teacher", self.teacher, TEACHERS)
-        elif not isinstance(self.teacher, (nn.Module, CachedTeacher, type(None))):
+        if self.teacher not in TEACHERS and not isinstance(self.teacher, (nn.Module, CachedTeacher, type(None))):
             raise OptionError(
-                f"teacher is of type {type(self.teacher).__name__}",
-                fix='give a module, "self" (the model as it comes), "train" (train it first) or None',
-            )
+                f"teacher={self.teacher!r} is unknown" if isinstance(self.teacher, str)
+                else f"teacher is of type {type(self.teacher).__name__}",
+                fix='give a module, "self" (the model as it comes), "train" (train it first) or None (in TOML "none")',
+            )  # fmt: skip
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise OptionError(f"seed={self.seed!r} is not a whole number", fix="write seed=0")
         if isinstance(self.alpha, (int, float)) and not 0 <= self.alpha <= 1:
@@ -69,6 +68,11 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
                 raise OptionError(f"{name}={value!r} is not a number that makes sense", fix=f"leave {name} out")
+        if isinstance(self.optimizer, str):
+            raise OptionError(
+                f"optimizer={self.optimizer!r} is a text",
+                fix="write optimizer=lambda groups: torch.optim.Adam(groups, lr=1e-3)",
+            )
         if not callable(self.optimizer):
             kind = type(self.optimizer).__name__
             raise OptionError(

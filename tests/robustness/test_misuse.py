@@ -50,7 +50,20 @@ def progress(value: Any) -> None:
 
 PYTHON: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     # what is called: (the call, words of the message)
-    "wrap a class": (lambda: fxprune.wrap(nn.Linear, 0.5), ("expected a torch.nn.Module", "type")),  # type: ignore
+    "wrap a class": (lambda: fxprune.wrap(nn.Linear, 0.5), ("expected a torch.nn.Module", "Linear()")),  # type: ignore
+    "metrics in a list": (lambda: wrap(metric=["flops"]), ("['flops'] is unknown", 'budget={"flops": 1/8}')),
+    "an example in a list": (
+        lambda: fxprune.wrap(nn.Conv2d(3, 4, 1), 0.5, example_inputs=[torch.zeros(1, 3, 4, 4)]),
+        ("rejects the example inputs", "a tensor, a tuple"),
+    ),
+    "an example of another kind": (
+        lambda: fxprune.wrap(nn.Conv2d(3, 4, 1), 0.5, example_inputs=torch.zeros(1, 3, 4, 4).long()),
+        ("rejects the example inputs", "dtype"),
+    ),
+    "an argument that is missing": (
+        lambda: fxprune.wrap(nn.Bilinear(2, 2, 2), 0.5, example_inputs=torch.zeros(1, 2)),
+        ("rejects the example inputs", "all that forward() takes"),
+    ),
     "wrap nothing": (lambda: fxprune.wrap(None, 0.5), ("expected a torch.nn.Module", "NoneType")),  # type: ignore
     "wrap a wrapped net": (lambda: fxprune.wrap(wrap(), 0.5), ("wrapped already", "unwrap()")),
     "a metric of nothing": (lambda: wrap(metric="speed"), ("'speed' is unknown", "volume")),
@@ -66,9 +79,9 @@ PYTHON: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "ignore of a number": (lambda: wrap(ignore=3), ("ignore: 3", "ignore=['stem.*', 'head']")),
     "ignore of nobody": (lambda: wrap(ignore="nobody"), ("ignore='nobody' matches no convolution", "ignore=['0']")),
     "leaf of nobody": (lambda: wrap(leaf="nobody"), ("leaf='nobody' matches no submodule", "named_modules()")),
-    "an example of text": (lambda: wrap(example_inputs="1x1x4x4"), ("example", "shape")),
-    "an example of an array": (lambda: wrap(example_inputs=np.zeros((1, 1, 4, 4))), ("example", "shape")),
-    "an example too few": (lambda: wrap(example_inputs=()), ("example", "shape")),
+    "an example of text": (lambda: wrap(example_inputs="1x1x4x4"), ("example", "a tensor, a tuple")),
+    "an example of an array": (lambda: wrap(example_inputs=np.zeros((1, 1, 4, 4))), ("example", "a tensor, a tuple")),
+    "an example too few": (lambda: wrap(example_inputs=()), ("example", "all that forward() takes")),
     "inspect nothing": (lambda: fxprune.inspect(None, X), ("expected a torch.nn.Module",)),  # type: ignore[arg-type]
     "export a model": (lambda: fxprune.export(net()), ("a wrapped network, not Sequential", "fxprune.wrap")),  # type: ignore
     "connectivity": (lambda: fxprune.export(wrap(), connectivity="full"), ("connectivity='full'", "'mixed'")),
@@ -180,6 +193,8 @@ folder = "run"
 """
 INSPECT = ("inspect", "code.py:net", "--input", "1x1x4x4")
 SHELL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "prune by a comparison": (("prune", "compare.toml"), ("describes a comparison", "fxprune compare compare.toml")),
+    "compare by one run": (("compare", "config.toml"), ("describes one run", "fxprune prune config.toml")),
     # what is typed: (the arguments, words of the message)
     "a target that exits": (("inspect", "code.py:exits", *INSPECT[2:]), ("SystemExit: 7", "code.py:")),
     "a target that raises anything": (("inspect", "code.py:odd", *INSPECT[2:]), ("BaseException: odd", "code.py:")),

@@ -188,6 +188,16 @@ def test_an_example_is_a_few_samples() -> None:
     assert isinstance(found, tuple) and found[0].shape == (2, 3) and found[1]["scale"].shape == ()
 
 
+def test_an_example_has_the_batch_size_that_is_asked_for() -> None:
+    batch = Batch([torch.arange(3.0)], torch.zeros(3))
+    assert example_of(batch, 1)[0].tolist() == [0] and example_of(batch, 5)[0].tolist() == [0, 1, 2, 0, 1]
+    made = fxprune.prune(tiny(), pairs(), None, **{**QUICK, "batch_size": 7}).slim
+    assert made(torch.zeros(3, *next(iter(pairs()))[0].shape[1:])).shape[0] == 3
+    for wrong in (0, -1, 1.5, True, "8"):
+        with pytest.raises(OptionError, match="is no number of samples"):
+            fxprune.prune(tiny(), pairs(), pairs(), **{**QUICK, "batch_size": wrong})
+
+
 # ------------------------------------------------------------ what is said
 
 
@@ -243,6 +253,7 @@ def test_tensorboard_events_where_it_is_installed(tmp_path: Path, monkeypatch: p
         ({"seed": 1.5}, "seed=1.5"),
         ({"loss": 3}, "loss is of type int"),
         ({"optimizer": torch.optim.SGD(tiny().parameters(), lr=0.1)}, "optimizer is of type SGD: it holds"),
+        ({"optimizer": "adam"}, "optimizer='adam' is a text\n.*lambda groups"),
         ({"checkpoint_minutes": -1}, "checkpoint_minutes=-1"),
         ({"budget": 2}, "budget 2"),
         ({"budget": 0.01}, "budget"),
