@@ -101,10 +101,10 @@ def test_the_budget_is_used_however_wrong_the_model_is(
 def test_a_budget_of_latency_is_met_by_its_own_measure(wrapped: Wrapped) -> None:
     full = wrapped.full_cost().latency
     assert isinstance(full, int) and full > 0
-    wrapped.harden()
-    assert wrapped.cost().latency <= full / 2
-    slim = fxprune.export(wrapped)
-    assert slim.report.error <= 1e-9 and slim.report.after["latency"] <= full / 2
+    wrapped.harden()  # measures the unpruned net again, which another process may have slowed down
+    assert wrapped.cost().latency <= wrapped.full_cost().latency / 2
+    report = fxprune.export(wrapped).report
+    assert report.error <= 1e-9 and report.after["latency"] <= report.before["latency"] / 2
 
 
 def test_training_feels_the_time(wrapped: Wrapped) -> None:
