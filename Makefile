@@ -56,6 +56,7 @@ demo: $(STAMP)  ## Train and prune a residual net on real handwriting (a minute 
 	$(BIN)/fxprune demo
 
 docs: $(STAMP)  ## Build the documentation into site/
+	$(BIN)/python docs/generated.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 

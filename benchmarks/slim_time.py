@@ -4,7 +4,8 @@
 
 Channels are chosen at random on budget, so that every block writes to other channels of its stream: the hardest case
 for joins. All nets take turns; what is written down are medians over the rounds of the time of the slim net over that
-of another one in the same round, with the 95 % interval of the median. Compare ratios, not seconds.
+of another one in the same round, with the 95 % interval of the median. Compare ratios, not seconds. Compiled nets, which
+take a minute each, are fewer.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def ready(
     # As it is meant for inference: weights are constants, batch norms folded. (Without it inductor of torch 2.13 fails
     # on a CPU in channels-last, with the unpruned nets, too.)
     torch._inductor.config.freezing = True
-    made = {name: torch.compile(net, dynamic=False) for name, net in {**nets, "auto": auto}.items()}
+    made = {name: torch.compile(nets[name], dynamic=False) for name in ("slim", "full", "dense")}
+    same = [name for name in ("slim", "dense") if nets[name].report.widths == auto.report.widths]
+    made["auto"] = made[same[0]] if same else torch.compile(auto, dynamic=False)
     cut, inputs = cut_at_joins(nets["slim"], x)
     ideal = torch.compile(cut.eval(), dynamic=False)
     return {**made, "ideal": lambda _: ideal(*inputs)}
@@ -211,7 +214,7 @@ def markdown(found: Row) -> str:
         text += ["| volume | batch | how | " + " | ".join(OTHERS) + " | auto/dense | joins |"]
         text += ["| --- | ---: | --- |" + " ---: |" * (len(OTHERS) + 1) + " --- |"]
         for row in rows:
-            cells = [_cell(row["slim_over"][other]) for other in OTHERS] + [_cell(row["auto_over_dense"])]
+            cells = [_cell(row["slim_over"].get(other)) for other in OTHERS] + [_cell(row["auto_over_dense"])]
             joins = ", ".join(f"{count} {kind}" for kind, count in row["joins"].items())
             text.append(f"| {row['volume']} | {row['batch']} | {_how(row)} | " + " | ".join(cells) + f" | {joins} |")
     return "\n".join(text) + "\n"
@@ -222,8 +225,8 @@ def _order(row: Row) -> tuple[Any, ...]:
     return list(SIZES).index(row["net"]), volume, row["batch"], row["compiled"], not row["channels_last"]
 
 
-def _cell(found: Row) -> str:
-    return f"{found['median']:.2f} ({found['interval'][0]:.2f} to {found['interval'][1]:.2f})"
+def _cell(found: Row | None) -> str:
+    return "" if found is None else f"{found['median']:.2f} ({found['interval'][0]:.2f} to {found['interval'][1]:.2f})"
 
 
 def _how(row: Row) -> str:

@@ -1,14 +1,15 @@
-"""Parts of the reference that are read off the code and the results. ``<!-- generated: NAME -->`` stands for them.
+"""Parts of pages that are read off the code and the results: what stands between ``<!-- generated: NAME -->`` and
+``<!-- end -->``.
 
-    python docs/generated.py NAME    # prints one
+    python docs/generated.py    # writes them anew; the tests fail where they are out of date
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -27,10 +28,9 @@ def commands() -> str:
 
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "100"
     try:
-        parser = build_parser()
-        (found,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        parser, found = build_parser()
         parts = [f"## fxprune\n\n```text\n{parser.format_help().rstrip()}\n```"]
-        for name, command in found.choices.items():
+        for name, command in found.items():
             parts.append(f"## fxprune {name}\n\n```text\n{_wrapped(command.format_help()).rstrip()}\n```")
     finally:
         os.environ.pop("COLUMNS")
@@ -183,7 +183,23 @@ PARTS: dict[str, Callable[[], str]] = {
     "compare_keys": compare_keys,
 }  # fmt: skip
 
+_PART = re.compile(r"<!-- generated: (\w+) -->\n.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
+
+
+def names(page: str) -> list[str]:
+    """The parts that a page has."""
+    return _PART.findall(page)
+
+
+def filled(page: str) -> str:
+    """The page with its parts as they are now."""
+    return _PART.sub(lambda part: f"<!-- generated: {part[1]} -->\n\n{PARTS[part[1]]().strip()}\n\n<!-- end -->", page)
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    for name in sys.argv[1:] or PARTS:
-        print(PARTS[name]())
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        before = path.read_text(encoding="utf-8")
+        if filled(before) != before:
+            path.write_text(filled(before), encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")

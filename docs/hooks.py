@@ -1,4 +1,4 @@
-"""What `mkdocs build` does beyond Markdown: reference pages from the code, and pages of files outside of docs/.
+"""What `mkdocs build` does beyond Markdown: pages of files outside of docs/.
 
 A page in docs/ links to files of the repository as they lie there (``../benchmarks/results/cifar.md``), so that it
 reads well in a checkout. In the site these files are pages and pictures of their own, below ``repository/``.
@@ -10,20 +10,15 @@ import os
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checkout's own package, also where another one is installed
-sys.path.insert(1, str(ROOT / "docs"))
-
-import generated  # noqa: E402
-
 COPIES = "repository"  # the folder of the site that holds what lies outside of docs/
 _FENCE = re.compile(r"^(`{3,}).*?^\1`*[ ]*$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?P<target>[^()#:\s]+)(?P<anchor>#[^()\s]*)?(?=\))")
-_MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _CODE = {".py": "python", ".toml": "toml"}
 
 
@@ -101,6 +96,4 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    makers: dict[str, Callable[[], str]] = generated.PARTS
-    text = _MARK.sub(lambda found: makers[found[1]](), markdown)
-    return rewritten(text, page.file.src_uri)
+    return rewritten(markdown, page.file.src_uri)

@@ -13,7 +13,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
+from typing import NoReturn
 
 from fxprune import __version__
 from fxprune.commands import check, compare, demo, export, inspect, profile, prune, report
@@ -24,26 +26,43 @@ from fxprune.errors import FxPruneError
 COMMANDS = (demo, inspect, prune, report, compare, profile, export, check)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong as every other error is told."""
+
+    def error(self, message: str) -> NoReturn:
+        said = FxPruneError(message, fix=f"{self.prog} --help shows how it is written")
+        self.exit(2, f"error: {said}\n")
+
+    def unknown(self, words: Sequence[str]) -> NoReturn:
+        """Words that nothing was made of."""
+        near = get_close_matches(words[0], self._option_string_actions, n=1)
+        self.error(f"{self.prog} does not know {' '.join(words)}" + (f": did you mean {near[0]}?" if near else ""))
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The whole, and the parser of each command."""
+    parser = Parser(
         prog="fxprune", description="Structured pruning of PyTorch networks, to a budget.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"fxprune {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
-    plain = partial(argparse.ArgumentParser, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    plain = partial(Parser, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     subparsers = parser.add_subparsers(  # type: ignore[call-overload]  # it asks for a class, and calls it
         dest="command", metavar="COMMAND", required=True, parser_class=plain
     )
     for command in COMMANDS:
         command.add_parser(subparsers)
-    return parser
+    return parser, subparsers.choices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name may hold letters that the terminal cannot show
-    options = build_parser().parse_args(argv)
+    parser, commands = build_parser()
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        commands[options.command].unknown(unknown)
     try:
         code: int = options.run(options)
         if sys.stdout is not None:

@@ -360,7 +360,13 @@ def test_svg_where_writing_is_not_allowed(run: Run, tmp_path: Path) -> None:
 )
 def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
     code, out, err = run(*arguments)
-    assert (code, out) == (2, "") and err.startswith("usage: fxprune")
+    assert (code, out) == (2, "") and err.startswith("error: ")
+    assert err.endswith(f"\n  fix: {' '.join(['fxprune', *arguments[:1]])} --help shows how it is written\n")
+
+
+def test_a_misspelt_option(run: Run) -> None:
+    code, out, err = run(*RESNET8, "--jsn")
+    assert (code, out) == (2, "") and err.startswith("error: fxprune inspect does not know --jsn: did you mean --json?")
 
 
 def test_version_and_help(run: Run) -> None:

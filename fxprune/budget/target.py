@@ -15,6 +15,7 @@ from fxprune.budget.cost import LATENCY, METRICS, Cost
 from fxprune.errors import OptionError
 
 Share = float | Fraction | str
+DEFAULT = "volume"  # the metric that nobody asks for
 _DIGITS = 400  # more than a float has
 
 
@@ -54,6 +55,8 @@ class Target:
         if not isinstance(metric, str):
             raise OptionError(f"metric {metric!r} is unknown", fix='write metric="volume", or budget={"flops": 1/8}')
         asked = dict(budget) if isinstance(budget, Mapping) else {metric: budget}
+        if metric not in asked and metric != DEFAULT:
+            raise OptionError(f"budget={asked!r} says nothing of metric={metric!r}", fix="leave metric out")
         limits = []
         for name, fraction in asked.items():
             if name not in (*METRICS, LATENCY):

@@ -209,7 +209,9 @@ def _leaf_test(model: nn.Module, leaf: tuple[str | type, ...]) -> Callable[[str,
     for pattern in leaf:
         if not any(_leaf_matches(pattern, name, module) for name, module in model.named_modules()):
             raise OptionError(
-                f"leaf={pattern!r} matches no submodule", fix="use a name of model.named_modules() or a class"
+                f"leaf: {pattern!r} matches no submodule",
+                fix="use a name of model.named_modules(), such as "
+                f"{next((name for name, _ in model.named_modules() if name), '')!r}, a pattern, or in Python a class",
             )
     return test
 

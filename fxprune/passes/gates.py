@@ -55,8 +55,8 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
     for pattern in ignore:
         if not any(fnmatchcase(name, pattern) for name in calls):
             raise OptionError(
-                f"ignore={pattern!r} matches no convolution",
-                fix=f"use one of the names that inspect lists, for example ignore={[next(iter(calls))]!r}",
+                f"ignore: {pattern!r} matches no convolution",
+                fix=f"use a name that inspect lists, such as {next(iter(calls))!r}, or a pattern, such as 'layer1.*'",
             )
     frozen = _frozen(channels)
     written = _written_alone(channels)

@@ -17,7 +17,7 @@ from fxprune.emit.files import as_path, told
 from fxprune.errors import DataError, OptionError, RunError
 from fxprune.tracing.copies import copy_module
 from fxprune.train.checkpoint import load, save
-from fxprune.train.data import Batches, call
+from fxprune.train.data import Batches, call, explained
 from fxprune.train.identity import checksum
 
 
@@ -102,6 +102,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _check_fixed(dataset: Any) -> None:
     """A few samples, each looked at twice."""
+    if isinstance(dataset, DataLoader):
+        raise DataError("the dataset is a loader", fix="give the dataset itself: loader.dataset")
     if len(dataset) == 0:
         raise DataError("the dataset is empty", fix="look at len(dataset)")
     for index in {0, len(dataset) // 2, len(dataset) - 1}:
@@ -122,7 +124,8 @@ def _computed(
     rows = []
     with torch.no_grad():
         for _, batch in Batches(DataLoader(dataset, batch_size), "the dataset").epoch(0, "teacher"):
-            output = call(net, batch.to(place).inputs)
+            with explained("a sample", "the teacher", fix="give a dataset of single samples, not of batches"):
+                output = call(net, batch.to(place).inputs)
             logits = pair(output) if pair is not None else output
             if not isinstance(logits, torch.Tensor):
                 raise OptionError(

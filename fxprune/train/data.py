@@ -43,7 +43,9 @@ def call(net: nn.Module | Callable[..., Any], inputs: Any) -> Any:
 
 
 @contextmanager
-def explained(what: str, whom: str) -> Iterator[None]:
+def explained(
+    what: str, whom: str, fix: str = "call them with that batch yourself to see the whole error"
+) -> Iterator[None]:
     """An error of the user's code says which batch it was."""
     try:
         yield
@@ -53,7 +55,7 @@ def explained(what: str, whom: str) -> Iterator[None]:
         lines = str(error).strip().splitlines() or [""]
         raise DataError(
             f"{what} does not fit {whom}: {type(error).__name__}: {lines[0]}",
-            fix="call them with that batch yourself to see the whole error",
+            fix=fix,
         ) from error
 
 

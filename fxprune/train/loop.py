@@ -18,7 +18,7 @@ from fxprune.budget.cost import METRICS
 from fxprune.emit.files import reason, write_atomically
 from fxprune.errors import OptionError, RunError
 from fxprune.methods import Method, make_method
-from fxprune.run import Run
+from fxprune.run import STAGES, Run
 from fxprune.slimming import present_ids
 from fxprune.tracing.copies import copy_module
 from fxprune.train.cached import CachedTeacher
@@ -96,7 +96,12 @@ def run_all(
                 run.folder / FILE if run else None, settings.checkpoint_minutes, facts, saved,
             )  # fmt: skip
             if saved is not None:
-                display.note(f"going on with {run.folder if run else None}: phase {saved['phase']!r}")
+                assert run is not None
+                finished = run.stage == STAGES[-1]
+                display.note(
+                    f"{run.folder} is finished: nothing is left to train" if finished
+                    else f"going on with {run.folder}: phase {saved['phase']!r}"
+                )  # fmt: skip
             return _Pruning(base, example, settings, tools, trainer, run).everything()
         except OSError as error:
             if run is None or not _is_of(error, run.folder):

@@ -68,6 +68,10 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
                 raise OptionError(f"{name}={value!r} is not a number that makes sense", fix=f"leave {name} out")
+        for name in ("loss", "metric_fn"):
+            value = getattr(self, name)
+            if isinstance(value, type):
+                raise OptionError(f"{name} is the class {value.__name__}", fix=f"make one: {name}={value.__name__}()")
         if isinstance(self.optimizer, str):
             raise OptionError(
                 f"optimizer={self.optimizer!r} is a text",
