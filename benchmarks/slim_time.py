@@ -4,8 +4,8 @@
 
 Channels are chosen at random on budget, so that every block writes to other channels of its stream: the hardest case
 for joins. All nets take turns; what is written down are medians over the rounds of the time of the slim net over that
-of another one in the same round, with the 95 % interval of the median. Compare ratios, not seconds. Compiled nets, which
-take a minute each, are fewer.
+of another one in the same round, with the 95 % interval of the median. Compare ratios, not seconds. Fewer nets are
+compiled, which takes a minute each.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ def commands() -> str:
 
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "100"
     try:
-        parser, found = build_parser()
+        parser = build_parser()
         parts = [f"## fxprune\n\n```text\n{parser.format_help().rstrip()}\n```"]
-        for name, command in found.items():
+        for name, command in parser.commands.items():
             parts.append(f"## fxprune {name}\n\n```text\n{_wrapped(command.format_help()).rstrip()}\n```")
     finally:
         os.environ.pop("COLUMNS")

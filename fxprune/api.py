@@ -19,6 +19,7 @@ from fxprune.emit.folder import read, write
 from fxprune.errors import OptionError, check_choice, several
 from fxprune.inspection import Inspection, describe
 from fxprune.layers import NOISES
+from fxprune.passes.agree import check_agreement
 from fxprune.passes.analysis import analyse, check_data, check_finite, check_model, named_tensors
 from fxprune.passes.fuse import fuse_batch_norms
 from fxprune.passes.survivors import survivors
@@ -43,6 +44,7 @@ def wrap(
     leaf: Sequence[str | type] = (),
     noise: str = "batch",
     schedule: str = "sigmoid",
+    verify: bool = True,
 ) -> Wrapped:
     """A copy of ``model`` with a gate on every prunable channel; the model itself is not touched.
 
@@ -52,7 +54,8 @@ def wrap(
     ``ignore`` names convolutions (shell patterns) that get none; they still go where nobody reads them any more.
     Without ``example_inputs`` the areas of the feature maps are read off the first forward pass. While training, gates
     are drawn per ``"batch"`` or per ``"sample"`` (``noise``), and the budget slides to its target along a
-    ``schedule``: ``"sigmoid"``, ``"linear"`` or ``"exponential"``.
+    ``schedule``: ``"sigmoid"``, ``"linear"`` or ``"exponential"``. That the wrapped net computes what the model
+    computes is checked on noise of the example's shapes, unless ``verify`` is False.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
     >>> wrapped = wrap(net, budget=1/2)
@@ -65,7 +68,10 @@ def wrap(
     ignored, leaves = several("ignore", ignore, str), several("leaf", leaf, (str, type))
     analysis = analyse(model, example_inputs, ignore=ignored, leaf=leaves)
     options = {"ignore": ignored, "leaf": leaves, "guessed": example_inputs is None}
-    return Wrapped(model, analysis, target, {**options, "noise": noise, "schedule": schedule})
+    wrapped = Wrapped(model, analysis, target, {**options, "noise": noise, "schedule": schedule})
+    if verify and example_inputs is not None:
+        check_agreement(wrapped.unwrap(), wrapped, analysis.channels.trace.example)
+    return wrapped
 
 
 @torch.inference_mode(False)  # tensors made inside of it could never be trained

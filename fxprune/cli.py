@@ -29,6 +29,8 @@ COMMANDS = (demo, inspect, prune, report, compare, profile, export, check)
 class Parser(argparse.ArgumentParser):
     """Tells what is wrong as every other error is told."""
 
+    commands: dict[str, Parser]  # of the whole: by name
+
     def error(self, message: str) -> NoReturn:
         said = FxPruneError(message, fix=f"{self.prog} --help shows how it is written")
         self.exit(2, f"error: {said}\n")
@@ -39,8 +41,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"{self.prog} does not know {' '.join(words)}" + (f": did you mean {near[0]}?" if near else ""))
 
 
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    """The whole, and the parser of each command."""
+def build_parser() -> Parser:
     parser = Parser(
         prog="fxprune", description="Structured pruning of PyTorch networks, to a budget.", allow_abbrev=False
     )
@@ -52,17 +53,18 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     for command in COMMANDS:
         command.add_parser(subparsers)
-    return parser, subparsers.choices
+    parser.commands = subparsers.choices
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name may hold letters that the terminal cannot show
-    parser, commands = build_parser()
+    parser = build_parser()
     options, unknown = parser.parse_known_args(argv)
     if unknown:
-        commands[options.command].unknown(unknown)
+        parser.commands[options.command].unknown(unknown)
     try:
         code: int = options.run(options)
         if sys.stdout is not None:

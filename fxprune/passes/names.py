@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from keyword import iskeyword
 
 from torch import fx, nn
 
@@ -41,9 +42,16 @@ def keep_passing(root: nn.Module, made: nn.Module) -> None:
 
 
 def check_names(model: nn.Module, graph: fx.Graph, own: str, taken: Collection[str]) -> None:
-    """Refuse names that start like our ``own``, or are ``taken`` by something else in a wrapped or exported net."""
-    read = [str(node.target).partition(".")[0] for node in graph.nodes if node.op in ("get_attr", "call_module")]
-    for name in (*model._modules, *model._parameters, *model._buffers, *read):
+    """Refuse names that start like our ``own``, or are ``taken`` by something else in a wrapped or exported net, and
+    words of Python's, which no graph can be written with."""
+    paths = [str(node.target).split(".") for node in graph.nodes if node.op in ("get_attr", "call_module")]
+    for path in paths:
+        for word in filter(iskeyword, path):
+            raise ModelError(
+                f"the name {'.'.join(path)!r} has a word of Python's in it, {word!r}: no code can be written with it",
+                fix=f"rename it, for example to {word + '_'!r}",
+            )
+    for name in (*model._modules, *model._parameters, *model._buffers, *(path[0] for path in paths)):
         if name.startswith(own):
             raise ModelError(f"the model has gates already, in {name!r}", fix="wrap the original, or the slim net")
         if name in taken:

@@ -69,20 +69,20 @@ def verify(
     for size in dict.fromkeys((first, first + 1)):
         example = noise(args, kwargs, size, device)
         try:
-            expected = tensors(_run(one, *example))
-            if not _are_numbers(expected):  # a model may take the logarithm of its input
-                example = tree_map(lambda leaf: leaf.abs() if _is_float(leaf) else leaf, example)
-                expected = tensors(_run(one, *example))
+            expected = tensors(run(one, *example))
+            if not are_numbers(expected):
+                example = positive(example)
+                expected = tensors(run(one, *example))
         except Exception:
             if size == first:
                 raise
             continue  # the model takes this batch size only
-        if not _are_numbers(expected):
+        if not are_numbers(expected):
             raise ExportError(
                 "the output of the hardened net is NaN or infinite on noise: nothing can be compared with it",
                 fix="look for NaN in its weights and for variances that are not positive; verify=False skips the check",
             )
-        found = tensors(_run(other, *example))
+        found = tensors(run(other, *example))
         tried.append(size)
         worst = max([worst, *(difference(a, b) for a, b in zip(expected, found, strict=True))])
     if not worst <= TOLERANCE:
@@ -93,7 +93,7 @@ def verify(
     return worst, tried
 
 
-def _run(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A net that draws random numbers draws the same ones each time."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -101,9 +101,10 @@ def _run(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def noise(
-    args: Any, kwargs: Any, size: int, device: torch.device, dtype: torch.dtype = torch.float64
+    args: Any, kwargs: Any, size: int, device: torch.device, dtype: torch.dtype | None = torch.float64
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Noise in the example's place (an example of zeros proves nothing), with ``size`` samples."""
+    """Noise in the example's place (an example of zeros proves nothing), with ``size`` samples; without a ``dtype``,
+    of the example's own."""
     first, generator = batch_size(args, kwargs), torch.Generator().manual_seed(size)
 
     def resized(leaf: Any) -> Any:
@@ -113,20 +114,27 @@ def noise(
         if shape and shape[0] == first:
             shape[0] = size
         if leaf.is_complex():
-            return torch.randn(shape, generator=generator, dtype=torch.complex128, device="cpu").to(device)
+            drawn = torch.randn(shape, generator=generator, dtype=torch.complex128, device="cpu")
+            return drawn.to(device, leaf.dtype if dtype is None else torch.complex128)
         if not leaf.is_floating_point():
             return leaf.new_zeros(shape) if shape != list(leaf.shape) else leaf
-        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return drawn.to(device, dtype or leaf.dtype)
 
     made: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(resized, (args, kwargs))
     return made
+
+
+def positive(example: Any) -> Any:
+    """A model may take the logarithm of its input."""
+    return tree_map(lambda leaf: leaf.abs() if _is_float(leaf) else leaf, example)
 
 
 def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
-def _are_numbers(outputs: list[torch.Tensor]) -> bool:
+def are_numbers(outputs: list[torch.Tensor]) -> bool:
     """Two tensors without a finite entry agree whatever was computed: that proves nothing."""
     return all(bool(out.isfinite().any()) for out in outputs if out.numel())
 

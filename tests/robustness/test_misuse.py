@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import fxprune
 from fxprune.cli import main
@@ -40,6 +41,22 @@ def prune(**changes: Any) -> fxprune.Pruned:
     data = [(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))] * 2
     given: dict[str, Any] = {"train": data, "val": data, "budget": 0.5, "epochs": (1, 0, 0), "teacher": None, **changes}
     return fxprune.prune(net(), given.pop("train"), given.pop("val"), progress=False, **given)
+
+
+SAMPLES = TensorDataset(torch.randn(4, 1, 4, 4), torch.zeros(4).long())
+
+
+def cached(dataset: Any) -> fxprune.CachedTeacher:
+    return fxprune.CachedTeacher(net(), dataset, "no/such/folder/logits.pt")
+
+
+class Keyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({"class": nn.Conv2d(1, 2, 1), "box": nn.Conv2d(1, 2, 1)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.heads["class"](x) + self.heads["box"](x)
 
 
 def progress(value: Any) -> None:
@@ -69,6 +86,12 @@ PYTHON: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a metric of nothing": (lambda: wrap(metric="speed"), ("'speed' is unknown", "volume")),
     "a metric that is none": (lambda: wrap(metric=None), ("None is unknown", "volume")),
     "a budget of nothing": (lambda: wrap(budget={}), ("the budget is empty", "budget=1/8")),
+    "a word of Python's": (
+        lambda: fxprune.wrap(Keyword(), 0.5, example_inputs=X), ("'heads.class' has a word of Python's", "'class_'")
+    ),
+    "a metric beside budgets": (
+        lambda: wrap(budget={"flops": 0.5}, metric="params"), ("says nothing of metric='params'", "leave metric out")
+    ),
     "a budget of a list": (lambda: wrap(budget=[0.5]), ("budget [0.5]", "budget=1/8")),
     "a budget of many digits": (lambda: wrap(budget=10**400), ("not a fraction", "budget=1/8")),
     "a budget that takes ages": (lambda: wrap(budget="1e-999999999"), ("not a fraction", "budget=1/8")),
@@ -106,6 +129,11 @@ PYTHON: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a loss before progress": (lambda: wrap().budget_loss(), ("how far training is", "net.progress = step / total")),
     "no areas yet": (lambda: fxprune.wrap(net()[:2], 0.5).cost(), ("areas", "example_inputs")),  # type: ignore
     "no example": (lambda: wrap(example_inputs=None), ("no example was given", "example_inputs=torch.zeros")),
+    "a loss that is a class": (
+        lambda: prune(loss=nn.CrossEntropyLoss), ("the class CrossEntropyLoss", "loss=CrossEntropyLoss()")
+    ),
+    "a teacher's logits of a loader": (lambda: cached(DataLoader(SAMPLES)), ("is a loader", "loader.dataset")),
+    "a teacher's logits of batches": (lambda: cached([SAMPLES[:2]] * 2), ("fit the teacher", "not of batches")),
     "alpha of many digits": (lambda: prune(alpha=10**400), ("alpha", "alpha=0.9")),
     "a temperature of infinity": (lambda: prune(temperature=float("inf")), ("temperature=inf", "fix: leave")),
     "a temperature of digits": (lambda: prune(temperature=10**400), ("temperature=", "leave temperature out")),
