@@ -192,7 +192,7 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        Console().print("no plot: pip install 'fxprune[plots]'")
+        Console().print("no plot: pip install matplotlib")
         return
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -1,6 +1,6 @@
 """Pruning inside of Lightning's Trainer: the module stays as it is, a callback does the rest.
 
-    pip install 'fxprune[lightning]'
+    pip install '.[lightning,demo]'
     python examples/lightning_callback.py [EPOCHS]
 
 The first half of the epochs prunes; then the slim net takes the network's place, and the second half fine-tunes it.

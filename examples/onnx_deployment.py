@@ -1,6 +1,6 @@
 """From a model to an ONNX file in ONNX Runtime: the same numbers, in less time.
 
-    pip install 'fxprune[onnx]'
+    pip install '.[onnx,demo]'
     python examples/onnx_deployment.py [PICTURES]
 
 The filters with the smallest weights go here (no training: the net stands for one of yours that was trained), and batch

@@ -119,7 +119,7 @@ def _onnx(net: nn.Module, example: tuple[torch.Tensor, ...]) -> Any:
 @pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("onnx", "onnxruntime", "onnxscript"))),
-    reason="ONNX is not installed: pip install 'fxprune[onnx]'",
+    reason="ONNX is not installed",
 )
 def test_onnx(name: str) -> None:
     slim, example, _ = pruned(name)

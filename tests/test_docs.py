@@ -217,7 +217,7 @@ def test_every_json_key_is_explained(command: str, folder: Path, capsys: pytest.
 def test_site_builds(tmp_path: Path) -> None:
     """Strictly: no link, anchor or page is missing. And nothing is loaded from elsewhere."""
     if any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings_handlers")):
-        pytest.skip("mkdocs-material and mkdocstrings are not installed: pip install 'fxprune[docs]'")
+        pytest.skip("mkdocs-material and mkdocstrings are not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     plain = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=300)

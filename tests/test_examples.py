@@ -103,7 +103,7 @@ def test_prune_in_one_call(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # Lightning warns of much
 def test_lightning_callback(tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="lightning is not installed: pip install 'fxprune[lightning]'")
+    pytest.importorskip("lightning", reason="lightning is not installed")
     options = {"accelerator": "cpu", "enable_progress_bar": False, "enable_checkpointing": False}
     share, _ = _main("lightning_callback")(epochs=4, most=500, width=8, **options)
     assert 0.12 < share <= 1 / 8
@@ -129,6 +129,6 @@ def test_iterative() -> None:
 @pytest.mark.filterwarnings("ignore")  # torch's exporter warns about itself
 def test_onnx_deployment() -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(name, reason="pip install 'fxprune[onnx]'")
+        pytest.importorskip(name, reason=f"{name} is not installed")
     error, _ = _main("onnx_deployment")(count=4, rounds=2, width=8)
     assert error < 1e-4

@@ -159,7 +159,7 @@ def test_nothing_but_points() -> None:
         fxprune.inspect(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(4, 6))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="pip install 'fxprune[onnx]'")
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="ONNX is not installed")
 @pytest.mark.parametrize("name", ["convnext_stages", "tokens_without_convolution", "linear_called_on_map_and_point"])
 def test_onnx_costs_the_same(name: str) -> None:
     from fxprune.emit.onnx import OnnxNet, to_onnx

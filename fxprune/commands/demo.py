@@ -36,7 +36,7 @@ _EPILOG = """examples:
   fxprune demo
   fxprune demo --budget 1/16 --out sixteenth
 
-Ctrl-C loses nothing: the same command goes on where it stopped. Needs scikit-learn: pip install 'fxprune[demo]'"""
+Ctrl-C loses nothing: the same command goes on where it stopped. Needs scikit-learn."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -138,7 +138,7 @@ def show(said: dict[str, Any], console: Console) -> None:
         f"{len(said['removed'])} convolutions are gone altogether.",
         "",
         f"{source}: its source, which needs torch only; the weights are beside it",
-        f"{onnx}: the same as ONNX" if onnx else "no ONNX file: pip install 'fxprune[onnx]', then run this again",
+        f"{onnx}: the same as ONNX" if onnx else "no ONNX file: pip install onnx onnxruntime onnxscript, and again",
         f"{Path(run) / PAGE}: what happened, as a page for your browser",
         f"{run}: the run, with log.csv and report.json",
         "",

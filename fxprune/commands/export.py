@@ -121,6 +121,6 @@ def _lines(said: dict[str, Any]) -> list[str]:
 
 def _tried(onnx: dict[str, Any]) -> str:
     if onnx["error"] is None:
-        return "not tried, for onnxruntime is not installed (pip install 'fxprune[onnx]')"
+        return "not tried, for onnxruntime is not installed (pip install onnxruntime)"
     sizes = " and ".join(map(str, onnx["batches"]))
     return f"in ONNX Runtime {onnx['error']:.1e} from the run's slim net at batch sizes {sizes}"

@@ -26,7 +26,7 @@ def _write(result: Result, folder: Path) -> list[str]:
     try:
         figures = draw(result, folder)
     except ImportError:
-        said = ["no figures: pip install 'fxprune[plots]'"]
+        said = ["no figures: pip install matplotlib"]
     if folder.resolve() != result.plan.folder.resolve():
         kept.write(folder / kept.ROWS, result.rows)
     write_atomically(folder / "compare.csv", as_csv(result.pruned))

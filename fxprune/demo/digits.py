@@ -22,7 +22,7 @@ def digits(size: int = 16, most: int | None = None) -> tuple[Pairs, Pairs]:
     try:
         found: Any = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError as error:
-        raise DataError("the digits need scikit-learn, which is missing", fix="pip install 'fxprune[demo]'") from error
+        raise DataError("the digits need scikit-learn, which is missing", fix="pip install scikit-learn") from error
     x = torch.tensor(found.images[:most], dtype=torch.float32).unsqueeze(1) / 8 - 1
     if size != 8:
         x = F.interpolate(x, (size, size), mode="bilinear")

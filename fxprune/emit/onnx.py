@@ -31,7 +31,7 @@ def installed(*names: str) -> bool:
 def require(what: str, *names: str) -> None:
     missing = [name for name in names if not installed(name)]
     if missing:
-        raise OptionError(f"{what} needs {' and '.join(missing)}", fix="pip install 'fxprune[onnx]'")
+        raise OptionError(f"{what} needs {' and '.join(missing)}", fix=f"pip install {' '.join(missing)}")
 
 
 def to_onnx(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

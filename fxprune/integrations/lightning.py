@@ -1,4 +1,4 @@
-"""Pruning inside of Lightning's ``Trainer``, by a callback. Needs ``pip install 'fxprune[lightning]'``.
+"""Pruning inside of Lightning's ``Trainer``, by a callback. Needs ``pip install lightning``.
 
 Lightning's hooks decide where things happen:
 
@@ -24,7 +24,7 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.strategies import SingleDeviceStrategy
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}; pip install 'fxprune[lightning]'", name=error.name) from error
+    raise ModuleNotFoundError(f"{error}; pip install lightning", name=error.name) from error
 
 MASKS = "fxprune_masks"  # beside the weights of a slim net, in checkpoints
 

@@ -110,5 +110,5 @@ def test_figures(tmp_path: Path) -> None:
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     said = write_all(result(tmp_path), tmp_path / "out")
-    assert said[0] == "no figures: pip install 'fxprune[plots]'" and "compare.md" in said[1]
+    assert said[0] == "no figures: pip install matplotlib" and "compare.md" in said[1]
     assert not list((tmp_path / "out").glob("*.png"))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-pytest.importorskip("lightning", reason="lightning is not installed: pip install 'fxprune[lightning]'")
+pytest.importorskip("lightning", reason="lightning is not installed")
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
