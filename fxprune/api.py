@@ -135,7 +135,7 @@ def prune(
     alpha: float = 0.9,
     temperature: float = 4.0,
     example_inputs: Any = None,
-    batch_size: int = 2,
+    batch_size: int | None = None,
     ignore: Sequence[str] = (),
     leaf: Sequence[str | type] = (),
     noise: str = "batch",
@@ -154,7 +154,7 @@ def prune(
     distillation, ``metric_fn(output, target)`` the accuracy, ``optimizer(groups)`` Adam. With a folder, ``run``,
     everything is kept there, and the same call goes on with a run that was cut off, bit for bit. ``method`` decides
     what dies (docs/reference/methods.md), and ``method_options`` are its own. The example is cut from the first batch,
-    unless ``example_inputs`` are given; a budget of latency is about the time of its ``batch_size`` samples.
+    unless ``example_inputs`` are given; a budget of latency is about the time of its ``batch_size`` samples (two).
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 10))
     >>> batches = [(torch.randn(4, 3, 8, 8), torch.arange(4)) for _ in range(5)]

@@ -35,10 +35,13 @@ class Parser(argparse.ArgumentParser):
         said = FxPruneError(message, fix=f"{self.prog} --help shows how it is written")
         self.exit(2, f"error: {said}\n")
 
-    def unknown(self, words: Sequence[str]) -> NoReturn:
-        """Words that nothing was made of."""
-        near = get_close_matches(words[0], self._option_string_actions, n=1)
-        self.error(f"{self.prog} does not know {' '.join(words)}" + (f": did you mean {near[0]}?" if near else ""))
+    def unknown(self, command: str, words: Sequence[str]) -> NoReturn:
+        """Words that the command does not take."""
+        own = self.commands[command]
+        if words[0] in self._option_string_actions:
+            own.error(f"{words[0]} goes before the command: fxprune {words[0]} {command}")
+        near = get_close_matches(words[0], own._option_string_actions, n=1)
+        own.error(f"{own.prog} does not know {' '.join(words)}" + (f": did you mean {near[0]}?" if near else ""))
 
 
 def build_parser() -> Parser:
@@ -64,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options, unknown = parser.parse_known_args(argv)
     if unknown:
-        parser.commands[options.command].unknown(unknown)
+        parser.unknown(options.command, unknown)
     try:
         code: int = options.run(options)
         if sys.stdout is not None:

@@ -92,7 +92,7 @@ class Run:
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
             raise RunError(
                 f"{path} is there already and is not an empty folder",
-                fix="name another folder" + (", or go on: resume=True (--resume)" if (path / FACTS).exists() else ""),
+                fix="name another folder, or empty this one",
             )
         from fxprune import __version__
 

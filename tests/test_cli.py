@@ -367,6 +367,8 @@ def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
 def test_a_misspelt_option(run: Run) -> None:
     code, out, err = run(*RESNET8, "--jsn")
     assert (code, out) == (2, "") and err.startswith("error: fxprune inspect does not know --jsn: did you mean --json?")
+    code, out, err = run(*RESNET8, "--traceback")
+    assert (code, out) == (2, "") and "--traceback goes before the command: fxprune --traceback inspect" in err
 
 
 def test_version_and_help(run: Run) -> None:

@@ -28,7 +28,7 @@ from fxprune.compare.result import Result
 from fxprune.compare.work import Parts, clear, one, row_file, teacher_file, timed_again
 from fxprune.compare.write import write_all
 from fxprune.emit.files import write_atomically
-from fxprune.errors import OptionError
+from fxprune.errors import OptionError, RunError
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -59,8 +59,9 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--entries", nargs="+", metavar="NAME", help="only these now")
     add("--budgets", nargs="+", metavar="B", help="only these now")
     add("--seeds", nargs="+", type=int, metavar="S", help="only these now")
-    add("--time", action="store_true", help="run nothing, take the times of all nets again, one by one")
-    add("--tables", action="store_true", help="run nothing, write the tables and figures of what is there")
+    nothing = parser.add_mutually_exclusive_group().add_argument
+    nothing("--time", action="store_true", help="run nothing, take the times of all nets again, one by one")
+    nothing("--tables", action="store_true", help="run nothing, write the tables and figures of what is there")
     add("--out", type=Path, metavar="DIR", help="where tables and figures go, instead of the folder")
     add("--json", action="store_true", help="print all rows as JSON")
     add("--one", help=argparse.SUPPRESS)
@@ -103,8 +104,12 @@ def _time(plan: Plan, rows: dict[str, kept.Row], chosen: list[Job], parts: Parts
     if not there:
         raise OptionError("there is no net to take the time of", fix="leave --time out: the runs come first")
     for job in track(there, "taking times", console=console, disable=not console.is_terminal):
-        rows[job.key] |= timed_again(plan, job, parts)
-    kept.write(plan.folder / kept.ROWS, list(rows.values()))
+        try:
+            rows[job.key] |= timed_again(plan, job, parts)
+        except RunError as error:
+            console.print(f"{job.key} keeps the times that it has: {error.cause}", markup=False, highlight=False)
+        else:
+            kept.replace(plan.folder / kept.ROWS, rows[job.key])
 
 
 def _chosen(plan: Plan, options: argparse.Namespace) -> list[Job]:

@@ -86,7 +86,7 @@ def _axis(name: str, entries: list[Entry]) -> tuple[tuple[str, str], str]:
     """Where a row tells that cost, and what it is called; time is that of the batch which the budgets are about."""
     if name != "latency":
         return ("factor", name), {"volume": "volume factor", "flops": "FLOP factor"}[name]
-    batches = {entry.batch_size for entry in entries if not entry.counted}
+    batches = {entry.batch_size for entry in entries if not entry.counted and entry.batch_size}
     batch = str(batches.pop()) if len(batches) == 1 else "32"
     return ("latency", batch), f"latency of a batch of {batch}, over the unpruned net's"
 

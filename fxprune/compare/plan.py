@@ -40,9 +40,9 @@ class Entry:
         return self.metric != LATENCY
 
     @property
-    def batch_size(self) -> int:
-        """Of the example."""
-        return int(self.settings.get("batch_size", 2))
+    def batch_size(self) -> int | None:
+        """Of the example, if that is said."""
+        return self.settings.get("batch_size")
 
     @property
     def distilled(self) -> bool:

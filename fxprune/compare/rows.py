@@ -67,6 +67,11 @@ def write(file: Path, rows: list[Row]) -> None:
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
+def replace(file: Path, row: Row) -> None:
+    """Put it in the place of the one with its key; the others, of plans past and future, stay."""
+    write(file, [row if other.get("key") == row["key"] else other for other in read(file)])
+
+
 def belonging(file: Path, rows: list[Row], plan: Plan) -> dict[str, Row]:
     """Key -> row, of the runs of the plan in their order; a row that was made otherwise is an error."""
     by_key = {str(row.get("key")): row for row in rows}

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import os
-import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from fxprune.compare.rows import Row
 from fxprune.count import batch_size
 from fxprune.emit.files import write_atomically
 from fxprune.emit.tensors import load_tensors, one_line
-from fxprune.errors import DataError, FxPruneError, RunError, TargetError
+from fxprune.errors import DataError, RunError, TargetError
 from fxprune.latency.stopwatch import Inputs
 from fxprune.run import FACTS, Run
 from fxprune.train import checkpoint
@@ -189,14 +188,16 @@ class _Worker:
     def timed_again(self, entry: Entry) -> Row:
         """The times of a net that is there already."""
         example = example_of(Batches(self._loaders(self.plan.data)[0], "train").first(), entry.batch_size)
+        full = self.net.to(self.plan.device)
+        place = _device_of(full)
         try:
-            slim = torch.load(self.folder / NET, weights_only=False) if entry.tool else Run(self.folder).slim()
-        except (OSError, FxPruneError) as error:
-            raise RunError(
-                f"the net of {self.job.key!r} is not in {self.folder} any more: {one_line(error)}",
-                fix="remove its line from rows.jsonl: the run is done again",
-            ) from error
-        return self._times(entry, slim, self.net, measure.inputs_of(example)) | {"machine": measure.machine()}
+            slim = (
+                torch.load(self.folder / NET, map_location=place, weights_only=False)
+                if entry.tool else Run(self.folder).slim().to(place)
+            )  # fmt: skip
+        except Exception as error:  # a pickle of the tool's own classes may raise anything
+            raise RunError(f"its net cannot be read from {self.folder}: {one_line(error)}") from error
+        return self._times(entry, slim, full, measure.inputs_of(example)) | {"machine": measure.machine()}
 
     def _by_prune(self, entry: Entry, loaders: tuple[Any, ...], example: Any) -> tuple[nn.Module, Row, float]:
         if (self.folder / FACTS).exists() and not (self.folder / checkpoint.FILE).exists():
@@ -272,7 +273,7 @@ def _keep(net: nn.Module, file: Path) -> None:
     """A tool's net, for ``--time``; one that cannot be pickled has the times that its row tells, and no others."""
     try:
         torch.save(net, file)
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except Exception:  # there are many ways not to be pickled, and the row is worth more
         file.unlink(missing_ok=True)
 
 

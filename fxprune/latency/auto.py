@@ -23,9 +23,10 @@ def faster_joins(channels: Channels, present: Bools, compiled: Callable[[Bools],
     Both networks run in turns; a join is charged with its own ops and with those of the layers that write to it. What
     these say is only taken if the whole net is faster by it; so is the net with regular blocks throughout.
     """
-    joins = {join: node for join, node in joins_of(channels).items() if _changes(channels, present, join)}
-    if not joins:
+    throughout = regular_blocks(channels, present)
+    if np.array_equal(throughout, present):
         return present
+    joins = {join: node for join, node in joins_of(channels).items() if _changes(channels, present, join)}
     nets = [compiled(each).eval() for each in (present, regular_blocks(channels, present, list(joins)))]
     inputs = example_inputs(channels, nets[0])
     mixed, regular = by_op(nets, inputs, ROUNDS)
@@ -34,7 +35,7 @@ def faster_joins(channels: Channels, present: Bools, compiled: Callable[[Bools],
         charged = {node.name, *_writers(channels, join)}
         if sum(regular[name] for name in charged) < sum(mixed[name] for name in charged):
             chosen.append(join)
-    ways = [present, regular_blocks(channels, present, chosen), regular_blocks(channels, present)]
+    ways = [present, regular_blocks(channels, present, chosen), throughout]
     nets = [compiled(way).eval() for way in ways]
     rounds = in_turns(nets, inputs, 2 * ROUNDS)
     usual = [statistics.median(own / first for own, first in zip(taken, rounds[0], strict=True)) for taken in rounds]

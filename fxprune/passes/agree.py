@@ -6,16 +6,18 @@ with what a tracer hands it than with a tensor, and nothing in the graph could t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_map
 
 from fxprune.count import batch_size
 from fxprune.errors import TraceError
 from fxprune.passes.verify import are_numbers, difference, noise, positive, run, tensors
 from fxprune.tracing.copies import evaluating
+from fxprune.tracing.frames import one_line
 from fxprune.tracing.tracer import has_hooks
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]
@@ -33,8 +35,13 @@ def check_agreement(model: nn.Module, wrapped: fx.GraphModule, example: Example)
     kept = [(buffer, buffer.clone()) for buffer in wrapped.buffers()]
     with evaluating(model), evaluating(wrapped):
         for given, expected in _computed(model, example, next((t.device for t in held), torch.device("cpu"))):
-            if _differ(expected, tensors(run(wrapped, *given))) and not _differ(expected, tensors(run(model, *given))):
-                raise _told(model, wrapped, given)
+            try:
+                found = _outputs(wrapped, given)
+            except Exception as error:  # what the model takes
+                raise _told(f"fails on what the model takes: {one_line(error)}") from error
+            if _differ(expected, found) and not _differ(expected, _outputs(model, given)):
+                since, where = _first_difference(model, wrapped, given)
+                raise _told(f"computes something else than the model, {since}", where)
             break
     for buffer, before in kept:
         buffer.copy_(before)
@@ -47,7 +54,7 @@ def _computed(
     drawn = noise(*example, batch_size(*example), device, None)
     for given in (drawn, positive(drawn)):
         try:
-            outputs = tensors(run(model, *given))
+            outputs = _outputs(model, given)
         except Exception:  # whatever the user's code raises
             continue
         if are_numbers(outputs):
@@ -58,27 +65,38 @@ def _differ(expected: list[torch.Tensor], found: list[torch.Tensor]) -> bool:
     """By more than rounding; whole numbers may hang on that, too."""
     if len(expected) != len(found):
         return True
-    floats = [(a, b) for a, b in zip(expected, found, strict=True) if a.is_floating_point()]
+    floats = [(a, b) for a, b in zip(expected, found, strict=True) if a.is_floating_point() or a.is_complex()]
     return any(difference(a, b) > torch.finfo(a.dtype).eps ** 0.5 for a, b in floats)
 
 
-def _told(model: nn.Module, wrapped: fx.GraphModule, given: Example) -> TraceError:
-    one, other = _outputs(model, wrapped, given), _outputs(wrapped, wrapped, given)
-    calls = [node for node in wrapped.graph.nodes if node.op == "call_module" and str(node.target) in one]
-    first = next((node for node in calls if _differ(one[str(node.target)], other.get(str(node.target), []))), None)
-    since = "behind all of its layers" if first is None else f"from {str(first.target)!r} on"
+def _outputs(net: nn.Module, given: Example) -> list[torch.Tensor]:
+    """Of inputs that it may write to."""
+    args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, given)
+    return tensors(run(net, args, kwargs))
+
+
+def _told(what: str, where: str | None = None) -> TraceError:
     return TraceError(
-        f"the graph of the model computes something else than the model, {since}",
-        where=first.meta.get("source") if first is not None else None,
+        f"the graph of the model {what}",
+        where=where,
         fix="forward() asks for more than values and shapes of tensors, such as type(x): take that out, or keep the "
-        "submodule whole that does so, wrap(..., leaf=['its.name']); verify=False skips the comparison",
+        "submodule whole that does so, leaf=['its.name'] (wrap(..., verify=False) does not compare)",
     )
 
 
-def _outputs(net: nn.Module, graph: fx.GraphModule, given: Example) -> dict[str, list[torch.Tensor]]:
-    """Of the first call of each layer of the graph."""
+def _first_difference(model: nn.Module, wrapped: fx.GraphModule, given: Example) -> tuple[str, str | None]:
+    """The first layer, in words, and the line that calls it."""
+    calls = {str(node.target): node for node in reversed(wrapped.graph.nodes) if node.op == "call_module"}
+    one, other = (_of_layers(net, calls, given) for net in (model, wrapped))
+    for name, node in reversed(calls.items()):
+        if name in one and _differ(one[name], other.get(name, [])):
+            return f"from {name!r} on", node.meta.get("source")
+    return "behind all of its layers", None
+
+
+def _of_layers(net: nn.Module, names: Collection[str], given: Example) -> dict[str, list[torch.Tensor]]:
+    """What each layer returns when it is called for the first time."""
     found: dict[str, list[torch.Tensor]] = {}
-    names = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
 
     def note(name: str, output: Any) -> None:
         found.setdefault(name, [each.clone() for each in tensors(output)])
@@ -89,7 +107,7 @@ def _outputs(net: nn.Module, graph: fx.GraphModule, given: Example) -> dict[str,
         if name in names
     ]
     try:
-        run(net, *given)
+        _outputs(net, given)
     finally:
         for handle in handles:
             handle.remove()

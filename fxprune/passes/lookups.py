@@ -31,6 +31,8 @@ def share_lookups(body: list[str]) -> list[str]:
     <BLANKLINE>
     """
     text = "".join(body)
+    if "\x1b" in text:  # in colours, for a terminal
+        return body
     tree = ast.parse(text)
     found = [each for node in ast.walk(tree) for each in _block_of(node)]
     often = Counter(each.path for each in found)

@@ -95,8 +95,11 @@ def verify(
 
 def run(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A net that draws random numbers draws the same ones each time."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(0)
+        if devices:
+            torch.cuda.manual_seed_all(0)
         return net(*args, **kwargs)
 
 

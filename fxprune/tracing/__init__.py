@@ -105,7 +105,7 @@ def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Ex
 def _what_to_pass(args: Any, error: Exception) -> str:
     if args and not isinstance(args[0], torch.Tensor):
         return "give example_inputs as a tensor, a tuple of positional or a dict of keyword arguments"
-    if isinstance(error, TypeError):
+    if isinstance(error, TypeError) and "forward()" in str(error):
         return "give example_inputs for all that forward() takes (--input NAME=SHAPE on the command line)"
     if "dtype" in str(error) or "type (" in str(error):
         return "pass example_inputs of the dtype that the model has (--dtype on the command line)"

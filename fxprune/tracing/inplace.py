@@ -64,12 +64,12 @@ functional_form = _FunctionalForm()
 
 def _one_index(args: Any) -> tuple[str, Any]:
     """``x.scatter_add(-1, index.expand_as(y), y)`` with one index for all positions, as slim nets have it."""
-    if len(args) != 4 or not isinstance(args[2], fx.Node) or args[2].target != "expand_as":
+    if len(args) != 4 or not isinstance(args[2], fx.Node) or args[2].target != "expand_as" or args[2].kwargs:
         return "scatter_add", args
     x, axis, index, y = args
     places, shape = index.args
     taken, given = (node.meta["value"].shape for node in (x, y))
-    one_for_all = shape is y and places.meta["value"].ndim == 1 and axis in (-1, len(taken) - 1)
+    one_for_all = shape is y and places.meta["value"].shape == given[-1:] and axis in (-1, len(taken) - 1)
     if not one_for_all or taken[:-1] != given[:-1]:  # scatter_add takes smaller maps, too
         return "scatter_add", args
     return "index_add", (x, axis, places, y)

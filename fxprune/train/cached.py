@@ -124,7 +124,7 @@ def _computed(
     rows = []
     with torch.no_grad():
         for _, batch in Batches(DataLoader(dataset, batch_size), "the dataset").epoch(0, "teacher"):
-            with explained("a sample", "the teacher", fix="give a dataset of single samples, not of batches"):
+            with explained("a sample", "the teacher", fix="a dataset gives single samples, not batches"):
                 output = call(net, batch.to(place).inputs)
             logits = pair(output) if pair is not None else output
             if not isinstance(logits, torch.Tensor):

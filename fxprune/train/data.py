@@ -59,11 +59,13 @@ def explained(
         ) from error
 
 
-def example_of(batch: Batch, wanted: int = 2) -> Any:
-    """So many samples, for tracing and for taking times; a batch that has fewer gives some of them again."""
+def example_of(batch: Batch, wanted: int | None = None) -> Any:
+    """So many samples, for tracing and for taking times; a batch that has fewer gives some of them again. Without a
+    number: two, if there are two."""
+    many = batch.size
+    wanted = min(2, many) if wanted is None else wanted
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise OptionError(f"batch_size={wanted!r} is no number of samples", fix="write batch_size=32")
-    many = batch.size
 
     def cut(leaf: Any) -> Any:
         fits = isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.shape[0] == many

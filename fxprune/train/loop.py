@@ -14,7 +14,8 @@ import torch
 from rich.console import Console
 from torch import fx, nn
 
-from fxprune.budget.cost import METRICS
+from fxprune.budget.cost import LATENCY, METRICS
+from fxprune.count import batch_size as count_batch
 from fxprune.emit.files import reason, write_atomically
 from fxprune.errors import OptionError, RunError
 from fxprune.methods import Method, make_method
@@ -68,7 +69,7 @@ class Tools:
 
 def run_all(
     model: nn.Module, train: Any, val: Any, settings: Settings, tools: Tools, *, example_inputs: Any,
-    batch_size: int, folder: str | os.PathLike[str] | None, resume: bool, device: torch.device | str | None,
+    batch_size: int | None, folder: str | os.PathLike[str] | None, resume: bool, device: torch.device | str | None,
     console: Console | None,
 ) -> Pruned:  # fmt: skip
     """All phases, or those that are left of a run that was cut off."""
@@ -86,6 +87,8 @@ def run_all(
         make_method(settings.method, wrapped, settings.method_options)
         wrapped.harden()  # a budget that cannot be met shows now, not after the training
         facts = _facts(model, wrapped, batches, settings)
+        if LATENCY in facts["budget"]:
+            facts["batch_size"] = count_batch(*wrapped.analysis.channels.trace.example)
         run, saved = (None, None) if folder is None else open_run(folder, wrapped, facts, resume)
         if run is not None:
             run.record(settings=facts)

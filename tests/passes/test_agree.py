@@ -47,6 +47,17 @@ def test_a_leaf_mends_it() -> None:
     torch.testing.assert_close(wrapped(x), net.eval()(x))
 
 
+class Writes(Looks):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.sub_(1)
+        return super().forward(x)
+
+
+def test_inputs_that_are_written_to_are_compared_all_the_same() -> None:
+    with pytest.raises(TraceError, match="from 'head' on"):
+        fxprune.wrap(Writes(), 1 / 2, example_inputs=X)
+
+
 class Draws(Looks):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.conv(x) * torch.rand_like(x[:, :1, :4, :4]))

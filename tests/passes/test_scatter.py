@@ -105,3 +105,28 @@ def test_three_writers_need_two_runs_at_most() -> None:
             places = sorted(rank[members])
             runs = 1 + sum(b - a > 1 for a, b in itertools.pairwise(places))
             assert runs <= max(number, 1)
+
+
+class Exchanged(nn.Module):
+    """A sum over the last axis is read as it is, and with its axes exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.layers = nn.Linear(3, 24), nn.ModuleList(nn.Linear(24, 24) for _ in range(5))
+        self.conv, self.head = nn.Conv1d(3, 24, 1), nn.Linear(24, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.stem(x)
+        for layer in self.layers:
+            tokens = tokens + layer(torch.relu(tokens))
+        other = tokens.permute(0, 2, 1) + self.conv(x.permute(0, 2, 1))
+        return self.head(torch.relu(other).permute(0, 2, 1)) + self.head(tokens)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sum_that_is_read_again_is_not_written_to(seed: int) -> None:
+    torch.manual_seed(seed)
+    wrapped = fxprune.wrap(Exchanged().double().eval(), 1 / 2, example_inputs=torch.randn(2, 5, 3).double())
+    masks = {name: torch.rand(len(gate)) < 0.6 for name, gate in wrapped.gates.items()}
+    report = fxprune.export(wrapped.set_masks({**masks, "conv": masks["layers.4"]})).report
+    assert report.error < 1e-9 and "scatter" in report.joins

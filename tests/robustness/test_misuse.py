@@ -133,7 +133,7 @@ PYTHON: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: prune(loss=nn.CrossEntropyLoss), ("the class CrossEntropyLoss", "loss=CrossEntropyLoss()")
     ),
     "a teacher's logits of a loader": (lambda: cached(DataLoader(SAMPLES)), ("is a loader", "loader.dataset")),
-    "a teacher's logits of batches": (lambda: cached([SAMPLES[:2]] * 2), ("fit the teacher", "not of batches")),
+    "a teacher's logits of batches": (lambda: cached([SAMPLES[:2]] * 2), ("fit the teacher", "not batches")),
     "alpha of many digits": (lambda: prune(alpha=10**400), ("alpha", "alpha=0.9")),
     "a temperature of infinity": (lambda: prune(temperature=float("inf")), ("temperature=inf", "fix: leave")),
     "a temperature of digits": (lambda: prune(temperature=10**400), ("temperature=", "leave temperature out")),
