@@ -48,7 +48,8 @@ def pruned(name: str, budget: str, batch: int, channels_last: bool, folder: Path
     shares = {metric: round(cost[metric] / full[metric], 4) for metric in ("volume", "flops", "params")}
     everyone = np.ones_like(wrapped.masks())
     own, all_of_it = uncorrected.exact(wrapped.analysis.costs.logic.present(np.stack([wrapped.masks(), everyone], 1)))
-    return {"predicted": round(cost.latency / full.latency, 4), "model": round(own / all_of_it, 4), "of": shares}
+    model_alone = round(float(own / all_of_it), 4)
+    return {"predicted": round(cost.latency / full.latency, 4), "model": model_alone, "of": shares}
 
 
 def timed(folder: Path, name: str, batch: int, channels_last: bool, rounds: int) -> Row:

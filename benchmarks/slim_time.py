@@ -156,7 +156,7 @@ def key(row: Row) -> tuple[Any, ...]:
 
 def measured(name: str, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[Row]:
     model, size = build(name), SIZES[name]
-    ways = [way for how in options.how for way in HOW[how]]
+    ways = [way for how in options.how for way in HOW[how] if way[1] or not options.channels_last]
     for volume in options.volumes:
         left = {
             batch: [way for way in ways if (name, volume, batch, *way) not in done]
@@ -239,6 +239,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--volumes", nargs="+", default=["1/2", "1/4", "1/8", "1/16"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--how", nargs="+", choices=list(HOW), default=list(HOW))
+    parser.add_argument("--channels-last", action="store_true", help="that format only")
     parser.add_argument("--resume", action="store_true", help="go on with what the .json file holds")
     parser.add_argument("--rounds", type=int, default=50, help="at least")
     parser.add_argument("--seconds", type=float, default=5.0, help="more rounds as long as they take less")
@@ -255,6 +256,7 @@ def main() -> None:
     before = json.loads(file.read_text())["rows"] if options.resume and file.exists() else []
     asked = f"--nets {' '.join(options.nets)} --how {' '.join(options.how)} --volumes {' '.join(options.volumes)} "
     asked += f"--batches {' '.join(map(str, options.batches))} --rounds {options.rounds} --seconds {options.seconds:g}"
+    asked += " --channels-last" if options.channels_last else ""
     found: Row = {**circumstances("slim_time.py", asked), "rows": before}
     for name in options.nets:
         for row in measured(name, options, set(map(key, before))):
