@@ -253,11 +253,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
     file = options.out.with_suffix(".json")
-    before = json.loads(file.read_text())["rows"] if options.resume and file.exists() else []
+    held = json.loads(file.read_text()) if options.resume and file.exists() else {"rows": []}
+    before = held["rows"]
     asked = f"--nets {' '.join(options.nets)} --how {' '.join(options.how)} --volumes {' '.join(options.volumes)} "
     asked += f"--batches {' '.join(map(str, options.batches))} --rounds {options.rounds} --seconds {options.seconds:g}"
     asked += " --channels-last" if options.channels_last else ""
     found: Row = {**circumstances("slim_time.py", asked), "rows": before}
+    if before:
+        found["command"] = f"{held['command']} && {found['command']} --resume"
     for name in options.nets:
         for row in measured(name, options, set(map(key, before))):
             print(line(row), flush=True)
