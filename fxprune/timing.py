@@ -23,7 +23,8 @@ from fxprune.errors import OptionError
 from fxprune.latency import cache
 from fxprune.latency.machine import cache_file, description
 from fxprune.latency.measure import measure, network_key
-from fxprune.latency.stopwatch import device_of, example_inputs, in_turns
+from fxprune.latency.process import in_fresh_process
+from fxprune.latency.stopwatch import device_of, example_inputs
 from fxprune.passes.analysis import Analysis
 from fxprune.passes.compile import compile_slim
 from fxprune.passes.dense import Bools
@@ -93,7 +94,7 @@ def in_time(wrapped: Wrapped, target: Target, choose: Callable[[Target], Bools])
         except OptionError:
             break  # as small as it gets
         present = analysis.costs.logic.present(opened[:, None])[:, 0]
-        own, whole = in_turns([compiled(wrapped, present), full], inputs, rounds)
+        own, whole = in_fresh_process([compiled(wrapped, present), full], inputs, rounds)
         used = statistics.median(a / b for a, b in zip(own, whole, strict=True)) / share
         known, usual = replace(latency), 1e9 * statistics.median(whole)
         known.fit(np.stack([present, everyone], 1), np.array([used * share * usual, usual]))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from fxprune.latency.stopwatch import in_turns
 from torchvision_ops import declare_torchvision_ops
 
 declare_torchvision_ops()
@@ -28,6 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of their own for all nets that are timed takes seconds each; tests/latency has some in such a one."""
+    monkeypatch.setattr("fxprune.timing.in_fresh_process", in_turns)
 
 
 @pytest.fixture

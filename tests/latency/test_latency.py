@@ -15,7 +15,7 @@ import fxprune
 from examples.models import resnet8
 from fxprune.budget.latency import Latency, Line, Meeting, Table, not_negative
 from fxprune.errors import OptionError
-from fxprune.latency import layers
+from fxprune.latency import layers, process
 from fxprune.latency.cache import as_json, from_json
 from fxprune.timing import use_latency
 from fxprune.wrapped import Wrapped
@@ -88,7 +88,7 @@ def test_the_budget_is_used_however_wrong_the_model_is(
 
     monkeypatch.setattr("fxprune.timing.compiled", lambda _, present: present)
     monkeypatch.setattr("fxprune.timing.example_inputs", lambda *_: None)
-    monkeypatch.setattr("fxprune.timing.in_turns", seen)
+    monkeypatch.setattr("fxprune.timing.in_fresh_process", seen)
     wrapped.harden()
     everyone = np.ones(wrapped.analysis.variables, dtype=bool)
     used = wrapped.cost().latency / wrapped.full_cost().latency
@@ -98,7 +98,26 @@ def test_the_budget_is_used_however_wrong_the_model_is(
     assert pickle.loads(pickle.dumps(wrapped)).cost() == wrapped.cost()
 
 
-def test_a_budget_of_latency_is_met_by_its_own_measure(wrapped: Wrapped) -> None:
+def test_nets_are_timed_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many threads, and with what is done only once per call done only once."""
+    nets = [fxprune.export(fxprune.wrap(small(), share, example_inputs=X)).eval() for share in (1 / 8, 1.0)]
+    monkeypatch.setattr("fxprune.latency.process.in_turns", lambda *_: pytest.fail("timed here"))
+    slim, full = process.in_fresh_process(nets, ((X,), {}), 5)
+    assert len(slim) == len(full) == 5 and min(*slim, *full) > 0
+
+
+def test_nets_that_no_other_process_can_read_are_timed_here() -> None:
+    class Here(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), Here(), nn.Conv2d(4, 2, 1))
+    slim = fxprune.export(fxprune.wrap(net, 1.0, example_inputs=X, leaf=[Here])).eval()
+    assert len(process.in_fresh_process([slim], ((X,), {}), 3)[0]) == 3
+
+
+def test_a_budget_of_latency_is_met_by_its_own_measure(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxprune.timing.in_fresh_process", process.in_fresh_process)
     full = wrapped.full_cost().latency
     assert isinstance(full, int) and full > 0
     wrapped.harden()  # measures the unpruned net again, which another process may have slowed down
