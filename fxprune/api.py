@@ -22,6 +22,7 @@ from fxprune.layers import NOISES
 from fxprune.passes.agree import check_agreement
 from fxprune.passes.analysis import analyse, check_data, check_finite, check_model, named_tensors
 from fxprune.passes.fuse import fuse_batch_norms
+from fxprune.passes.garbage import collected_later
 from fxprune.passes.survivors import survivors
 from fxprune.passes.verify import comparing, in_float64
 from fxprune.passes.verify import verify as verify_slim
@@ -66,9 +67,10 @@ def wrap(
     check_choice("schedule", schedule, SCHEDULES)
     target = Target.of(budget, metric)
     ignored, leaves = several("ignore", ignore, str), several("leaf", leaf, (str, type))
-    analysis = analyse(model, example_inputs, ignore=ignored, leaf=leaves)
     options = {"ignore": ignored, "leaf": leaves, "guessed": example_inputs is None}
-    wrapped = Wrapped(model, analysis, target, {**options, "noise": noise, "schedule": schedule})
+    with collected_later():
+        analysis = analyse(model, example_inputs, ignore=ignored, leaf=leaves)
+        wrapped = Wrapped(model, analysis, target, {**options, "noise": noise, "schedule": schedule})
     if verify and example_inputs is not None:
         check_agreement(wrapped.unwrap(), wrapped, analysis.channels.trace.example)
     return wrapped
@@ -101,7 +103,8 @@ def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False,
     if not wrapped.hardened:
         wrapped = copy.deepcopy(wrapped).harden()
     present = present_ids(wrapped, connectivity)
-    slim, report = compile_wrapped(wrapped, present)
+    with collected_later():
+        slim, report = compile_wrapped(wrapped, present)
     check_finite(slim)  # what is dead may hold anything
     if verify:
         with comparing():

@@ -62,6 +62,7 @@ class Slim:
         self.values: dict[fx.Node, Any] = {}  # sizes and numbers: plain, or nodes, or tuples of both
         self.constants = Values(channels.trace.root, model, torch.device("cpu"))
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.buffers: dict[tuple[str, bytes], str] = {}  # kind and content of an index -> its name
         self.joins: dict[str, str] = {}  # op of the original -> how it is written here
         self.masked = frozenset(channels.masks)
         self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
@@ -269,7 +270,12 @@ class Slim:
 
     def buffer(self, stem: str, value: torch.Tensor) -> fx.Node:
         """An index; equal ones are shared."""
-        return self.attribute(f"{stem}_0", value)
+        key = stem, value.numpy().tobytes()
+        if key in self.buffers:
+            return self.graph.get_attr(self.buffers[key])
+        made = self.attribute(f"{stem}_{len(self.buffers)}", value)
+        self.buffers[key] = str(made.target)
+        return made
 
     def module(self, path: str, made: nn.Module | None = None) -> str:
         """Install a module under its original name (a copy of the original unless ``made`` is given)."""
