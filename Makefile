@@ -47,6 +47,7 @@ bench: $(STAMP)  ## Measure times: analysis, export, training steps, slim nets, 
 	$(BIN)/python benchmarks/follow.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/slim_time.py
+	$(BIN)/python benchmarks/malloc_time.py
 	$(BIN)/python benchmarks/latency_budget.py
 
 bench-digits: $(STAMP)  ## Compare all methods and Torch-Pruning on handwriting (less than ten minutes on two cores)
