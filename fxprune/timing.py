@@ -6,10 +6,11 @@ import contextlib
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from math import inf, sqrt
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from fxprune.latency import cache
 from fxprune.latency.machine import cache_file, description
 from fxprune.latency.measure import measure, network_key
 from fxprune.latency.process import in_fresh_process
-from fxprune.latency.stopwatch import device_of, example_inputs
+from fxprune.latency.stopwatch import Inputs, device_of, example_inputs
 from fxprune.passes.analysis import Analysis
 from fxprune.passes.compile import compile_slim
 from fxprune.passes.dense import Bools
@@ -33,8 +34,10 @@ from fxprune.tracing.copies import evaluating
 if TYPE_CHECKING:
     from fxprune.wrapped import Wrapped
 
-TRIES, ENOUGH, AIM = 6, 0.94, 0.97  # another process measures a few percent more or less: aim below the budget
+MARGIN = 0.97  # another process measures a few percent more or less: stay below the budget
+TRIES, ENOUGH, AIM = 8, 0.94, 0.97
 SECONDS, FEWEST, MOST = 2.0, 9, 200  # for a comparison of two nets, and rounds of it
+PROCESSES, CLOSE = 3, 0.2
 
 
 def asks_for_latency(target: Target) -> bool:
@@ -78,36 +81,67 @@ def compiled(wrapped: Wrapped, present: Bools) -> fx.GraphModule:
 
 
 def in_time(wrapped: Wrapped, target: Target, choose: Callable[[Target], Bools]) -> Bools:
-    """The choice whose network really takes its share of the time, and no more: each one is measured, the model of
-    the time is corrected by what it took, and the next choice is made by that."""
+    """The choice whose network really takes its share of the time, and no more.
+
+    The model of the time is not exact: what it may be is searched for, between a limit whose net was measured to be too
+    slow and one whose net was fast enough. In the end the model is corrected by what the chosen net took.
+    """
     analysis, limits = wrapped.analysis, dict(target.limits)
     latency, share = analysis.costs.latency, limits[LATENCY]
     assert latency is not None
+    if share >= 1:
+        return choose(target)
     everyone = analysis.costs.logic.present(np.ones((analysis.variables, 1), dtype=bool))[:, 0]
     full = compiled(wrapped, everyone)
     inputs = example_inputs(analysis.channels, full)
     rounds = int(min(max(SECONDS * 1e9 / max(analysis.full_cost.latency, 1), FEWEST), MOST))
-    fitting: list[tuple[float, Bools, Latency]] = []  # share of the budget that is used, choice, model that knows it
-    for number in range(TRIES):
+    goal = MARGIN * share
+    limit, enough, too_much, seen = AIM * goal, 0.0, inf, []  # type: float, float, float, list[_Seen]
+    for _ in range(TRIES):
         try:
-            opened = choose(Target(tuple({**limits, LATENCY: AIM ** (1 + number / 2) * share}.items())))
+            opened = choose(Target(tuple({**limits, LATENCY: limit}.items())))
         except OptionError:
             break  # as small as it gets
         present = analysis.costs.logic.present(opened[:, None])[:, 0]
-        own, whole = in_fresh_process([compiled(wrapped, present), full], inputs, rounds)
-        used = statistics.median(a / b for a, b in zip(own, whole, strict=True)) / share
-        known, usual = replace(latency), 1e9 * statistics.median(whole)
-        known.fit(np.stack([present, everyone], 1), np.array([used * share * usual, usual]))
-        use_latency(analysis, known)
-        if used <= 1:
-            fitting.append((used, opened, known))
-            if used >= ENOUGH or bool(opened.all()):
-                break
-    if not fitting:
-        return choose(target)  # by the model alone
-    _, opened, known = max(fitting, key=itemgetter(0))
+        seen.append(_Seen(opened, present, *_taken([compiled(wrapped, present), full], inputs, rounds, goal)))
+        used = seen[-1].share / goal
+        if ENOUGH <= used <= 1 or (used < 1 and (opened.all() or limit == 1)):
+            break
+        enough, too_much = (limit, too_much) if used <= 1 else (enough, limit)
+        limit = min(limit * AIM / used, 1.0)
+        if not enough < limit < too_much:
+            limit = sqrt(enough * too_much)
+    if not seen:
+        return choose(target)
+    fitting = [net for net in seen if net.share <= goal] or [net for net in seen if net.share <= share]
+    best = max(fitting, key=_share) if fitting else min(seen, key=_share)
+    known = replace(latency)
+    known.fit(np.stack([best.present, everyone], 1), np.array([best.share * best.full, best.full]))
     use_latency(analysis, known)
-    return opened
+    return best.opened if fitting else choose(target)  # by the model alone
+
+
+class _Seen(NamedTuple):
+    """A choice that was measured: its share of the full net's time, and that time in nanoseconds."""
+
+    opened: Bools
+    present: Bools
+    share: float
+    full: float
+
+
+_share = attrgetter("share")
+
+
+def _taken(nets: Sequence[fx.GraphModule], inputs: Inputs, rounds: int, wanted: float) -> tuple[float, float]:
+    """The first net's time as a share of the second's, and the second's. The same nets take more or less time in one
+    process than in another, so that a share close to the one that is wanted is the median of several."""
+    shares, usual = [], 0.0  # type: list[float], float
+    while not shares or (len(shares) < PROCESSES and abs(shares[0] / wanted - 1) < CLOSE):
+        own, full = in_fresh_process(nets, inputs, rounds)
+        shares.append(statistics.median(a / b for a, b in zip(own, full, strict=True)))
+        usual = 1e9 * statistics.median(full)
+    return statistics.median(shares), usual
 
 
 def use_latency(analysis: Analysis, latency: Latency | None) -> None:
