@@ -25,10 +25,10 @@ from timing import circumstances, parser_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxprune
+from fxprune.latency.process import KEEPS_MEMORY
 from fxprune.latency.stopwatch import in_turns
 
 RESULT = Path(__file__).parent / "results" / "malloc_time"
-RAISED = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 CALLS = 25
 
 
@@ -57,7 +57,7 @@ def measured(folder: Path, runs: int, threads: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(runs):
         for net in ("slim", "full"):
-            for name, more in (("default", {}), ("raised", RAISED)):
+            for name, more in (("default", {}), ("raised", KEEPS_MEMORY)):
                 command = [sys.executable, __file__, "--time", str(folder / net), "--threads", str(threads)]
                 done = subprocess.run(
                     command, env={**os.environ, **more}, capture_output=True, text=True, check=True
@@ -77,7 +77,7 @@ def markdown(found: dict[str, Any]) -> str:
         f"{machine['cores']} cores ({machine['architecture']}), {machine['threads']} threads, load per core before: "
         f"{found['load_per_core_before']}, torch {machine['torch']}. WRN-16-4, a batch of 32, channels-last; slim: a "
         "quarter of the volume. Median over new processes, and the smallest and largest; *raised*: "
-        f"`{' '.join(f'{name}={value}' for name, value in RAISED.items())}`.", "",
+        f"`{' '.join(f'{name}={value}' for name, value in KEEPS_MEMORY.items())}`.", "",
         "| net, thresholds of malloc | ms | page faults per call |", "| --- | ---: | ---: |",
     ]  # fmt: skip
     for key, row in found["rows"].items():

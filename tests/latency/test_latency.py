@@ -98,6 +98,25 @@ def test_the_budget_is_used_however_wrong_the_model_is(
     assert pickle.loads(pickle.dumps(wrapped)).cost() == wrapped.cost()
 
 
+def test_a_machine_on_which_time_jumps(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From some width on everything takes twice as long: the budget is kept, by the largest net below the jump."""
+    model = Latency(lines=tuple(Line(mixer.ids.reshape(-1), 0.0, 10.0) for mixer in wrapped.analysis.channels.mixers))
+    use_latency(wrapped.analysis, model)
+    tried: list[float] = []
+
+    def seen(nets: list[np.ndarray], *_: object) -> list[list[float]]:
+        own, full = model.exact(np.stack(nets, 1))
+        tried.append(own / full)
+        return [[1e-9 * own * (2 if own > 0.4 * full else 1)], [1e-9 * full]]
+
+    monkeypatch.setattr("fxprune.timing.compiled", lambda _, present: present)
+    monkeypatch.setattr("fxprune.timing.example_inputs", lambda *_: None)
+    monkeypatch.setattr("fxprune.timing.in_fresh_process", seen)
+    wrapped.harden()
+    used = wrapped.cost().latency / wrapped.full_cost().latency
+    assert 0.3 < used <= 0.4 and used == pytest.approx(max(share for share in tried if share <= 0.4), rel=1e-3)
+
+
 def test_nets_are_timed_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many threads, and with what is done only once per call done only once."""
     nets = [fxprune.export(fxprune.wrap(small(), share, example_inputs=X)).eval() for share in (1 / 8, 1.0)]
