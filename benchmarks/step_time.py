@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch._inductor import config as inductor
 
 from timing import Task, Watch, circumstances, interleaved, median, parser_of
 from torchvision_ops import declare_torchvision_ops
@@ -69,6 +70,7 @@ def measure(mode: str, runs: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = resnet18(num_classes=10).train()
     net = fxprune.wrap(model, 1 / 4, example_inputs=PICTURES[:2]).train()
+    inductor.layout_optimization = False  # with it inductor of torch 2.13 fails on some CPUs, on the plain net, too
     runners = [model, net] if mode == "eager" else [torch.compile(model), torch.compile(net, fullgraph=True)]
     times = interleaved({"plain": plain_step(model, runners[0]), "gated": gated_step(net, runners[1], runs)}, runs)
     totals = {name: [sum(parts) for parts in zip(*steps.values(), strict=True)] for name, steps in times.items()}
