@@ -54,7 +54,7 @@ def _is_spare(node: Any, root: nn.Module) -> bool:
         return False
     if node.op == "call_module":
         return isinstance(root.get_submodule(str(node.target)), _MAKERS)
-    if node.op == "call_method" and node.target == "permute":  # of a sum whose channels lie side by side
+    if node.op == "call_method" and node.target == "permute":  # of a join whose channels lie side by side
         total: Any = node.args[0]
-        return total.target == "scatter_add_" and len(total.users) == 1
+        return total.target in ("scatter_add_", torch.cat) and len(total.users) == 1
     return node.target in (_JOINS if node.op == "call_function" else _METHODS if node.op == "call_method" else ())

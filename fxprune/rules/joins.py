@@ -190,7 +190,7 @@ def mixed_add(op: Op, slim: Slim, one: Piece, other: Piece, axis: int, wanted: I
         return Piece(total, axis, wide)
     positions = np.concatenate([wide, new])
     if new.size:
-        base = graph.call_function(torch.cat, ([one.node, slim.select(other, axis, new, value)], axis))
+        base = slim.concat([one.node, slim.select(other, axis, new, value)], axis, value.ndim)
     else:
         base = graph.call_method("clone", (one.node,))  # left out if nobody else reads it
     if both_ways.size == 0:

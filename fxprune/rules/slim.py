@@ -27,6 +27,9 @@ from fxprune.tracing.values import Values, attribute, has_attribute
 Bools = npt.NDArray[np.bool_]
 
 
+_CHANNELS_LAST, _CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
 @dataclass(frozen=True, eq=False)
 class Piece:
     """A node of the slim graph; along ``axis`` it holds ``positions`` of the original. No axis: it is complete."""
@@ -142,13 +145,23 @@ class Slim:
         """
         call, at = self.graph.call_method, self.buffer("index", torch.from_numpy(index))
         part = call("type_as", (part, base))  # autocast may have made them differ
-        if ndim == 4 and axis == 1 and self.channels_last:
-            base, part = (call("permute", (node, 0, 2, 3, 1)) for node in (base, part))
+        if self._side_by_side(axis, ndim):
+            base, part = (call("permute", (node, *_CHANNELS_LAST)) for node in (base, part))
             total = call("scatter_add_", (base, 3, call("expand_as", (at, part)), part))
-            return call("permute", (total, 0, 3, 1, 2))
+            return call("permute", (total, *_CHANNELS_FIRST))
         if axis == ndim - 1:
             return call("scatter_add_", (base, axis, call("expand_as", (at, part)), part))
         return call("index_add_", (base, axis, at, part))
+
+    def concat(self, parts: list[fx.Node], axis: int, ndim: int) -> fx.Node:
+        """One after the other; in the form whose result keeps how channels lie, also in a net that is compiled."""
+        if self._side_by_side(axis, ndim):
+            parts = [self.graph.call_method("permute", (part, *_CHANNELS_LAST)) for part in parts]
+            return self.graph.call_method("permute", (self.concat(parts, 3, ndim), *_CHANNELS_FIRST))
+        return self.graph.call_function(torch.cat, (parts, axis))
+
+    def _side_by_side(self, axis: int, ndim: int) -> bool:
+        return ndim == 4 and axis == 1 and self.channels_last
 
     @cached_property
     def channels_last(self) -> bool:

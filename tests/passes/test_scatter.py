@@ -72,6 +72,28 @@ def test_the_form_follows_the_memory_format(last: bool) -> None:
     assert "index_select" not in methods(slim)  # the order of channels makes every side one slice
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_streams_that_grow_keep_the_memory_format(last: bool) -> None:
+    torch.manual_seed(0)
+    memory = torch.channels_last if last else torch.contiguous_format
+    net = Stream().to(memory_format=memory)
+    slim = fxprune.export(hardened(net, example(net), 1)).to(memory_format=memory)
+    grown: list[torch.Tensor] = []
+
+    class Noted(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> object:
+            made = super().run_node(n)
+            grown.extend([made] if n.op == "call_module" or n.target in ("permute", torch.cat) else [])
+            return made
+
+    with torch.no_grad():
+        Noted(slim).run(example(net).to(memory_format=memory))
+    maps = [made for made in grown if made.shape[2:] == (8, 9)]
+    assert torch.cat in {node.target for node in slim.graph.nodes}
+    assert len(maps) > 12 and all(made.is_contiguous(memory_format=memory) for made in maps)
+    assert ("permute" in methods(slim)) is last
+
+
 def test_channels_at_the_end_are_scattered_there() -> None:
     torch.manual_seed(0)
     assert "scatter_add_" in methods(fxprune.export(hardened(Tokens(), example(Tokens()), 0)))
