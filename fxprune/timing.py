@@ -6,7 +6,7 @@ import contextlib
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf, sqrt
 from operator import attrgetter
@@ -24,8 +24,8 @@ from fxprune.errors import OptionError
 from fxprune.latency import cache
 from fxprune.latency.machine import cache_file, description
 from fxprune.latency.measure import measure, network_key
-from fxprune.latency.process import in_fresh_process
-from fxprune.latency.stopwatch import Inputs, device_of, example_inputs
+from fxprune.latency.process import Timer, own_process
+from fxprune.latency.stopwatch import device_of, example_inputs
 from fxprune.passes.analysis import Analysis
 from fxprune.passes.compile import compile_slim
 from fxprune.passes.dense import Bools
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 MARGIN = 0.97  # another process measures a few percent more or less: stay below the budget
 TRIES, ENOUGH, AIM = 8, 0.94, 0.97
-SECONDS, FEWEST, MOST = 2.0, 9, 200  # for a comparison of two nets, and rounds of it
-PROCESSES, CLOSE = 3, 0.2
+SECONDS, FEWEST, MOST = 4.0, 15, 200  # for a comparison of two nets, and rounds of it
 
 
 def asks_for_latency(target: Target) -> bool:
@@ -81,21 +80,31 @@ def compiled(wrapped: Wrapped, present: Bools) -> fx.GraphModule:
 
 
 def in_time(wrapped: Wrapped, target: Target, choose: Callable[[Target], Bools]) -> Bools:
-    """The choice whose network really takes its share of the time, and no more.
-
-    The model of the time is not exact: what it may be is searched for, between a limit whose net was measured to be too
-    slow and one whose net was fast enough. In the end the model is corrected by what the chosen net took.
-    """
-    analysis, limits = wrapped.analysis, dict(target.limits)
-    latency, share = analysis.costs.latency, limits[LATENCY]
-    assert latency is not None
+    """The choice whose network really takes its share of the time, and no more."""
+    share = dict(target.limits)[LATENCY]
     if share >= 1:
         return choose(target)
-    everyone = analysis.costs.logic.present(np.ones((analysis.variables, 1), dtype=bool))[:, 0]
-    full = compiled(wrapped, everyone)
+    with own_process() as timed:
+        seen = _tried(wrapped, target, choose, timed)
+    if not seen:
+        return choose(target)
+    analysis, everyone = wrapped.analysis, _everyone(wrapped)
+    fitting = [net for net in seen if net.share <= MARGIN * share] or [net for net in seen if net.share <= share]
+    best = max(fitting, key=_share) if fitting else min(seen, key=_share)
+    assert analysis.costs.latency is not None
+    known = replace(analysis.costs.latency)  # corrected by what the chosen net took
+    known.fit(np.stack([best.present, everyone], 1), np.array([best.share * best.full, best.full]))
+    use_latency(analysis, known)
+    return best.opened if fitting else choose(target)  # by the model alone
+
+
+def _tried(wrapped: Wrapped, target: Target, choose: Callable[[Target], Bools], timed: Timer) -> list[_Seen]:
+    """The model of the time is not exact: what it may be is searched for, between a limit whose net was measured to be
+    too slow and one whose net was fast enough."""
+    analysis, limits, full = wrapped.analysis, dict(target.limits), compiled(wrapped, _everyone(wrapped))
     inputs = example_inputs(analysis.channels, full)
     rounds = int(min(max(SECONDS * 1e9 / max(analysis.full_cost.latency, 1), FEWEST), MOST))
-    goal = MARGIN * share
+    goal = MARGIN * limits[LATENCY]
     limit, enough, too_much, seen = AIM * goal, 0.0, inf, []  # type: float, float, float, list[_Seen]
     for _ in range(TRIES):
         try:
@@ -103,22 +112,22 @@ def in_time(wrapped: Wrapped, target: Target, choose: Callable[[Target], Bools])
         except OptionError:
             break  # as small as it gets
         present = analysis.costs.logic.present(opened[:, None])[:, 0]
-        seen.append(_Seen(opened, present, *_taken([compiled(wrapped, present), full], inputs, rounds, goal)))
-        used = seen[-1].share / goal
+        own, whole = timed([compiled(wrapped, present), full], inputs, rounds)
+        used = statistics.median(a / b for a, b in zip(own, whole, strict=True)) / goal
+        seen.append(_Seen(opened, present, used * goal, 1e9 * statistics.median(whole)))
         if ENOUGH <= used <= 1 or (used < 1 and (opened.all() or limit == 1)):
             break
         enough, too_much = (limit, too_much) if used <= 1 else (enough, limit)
         limit = min(limit * AIM / used, 1.0)
         if not enough < limit < too_much:
             limit = sqrt(enough * too_much)
-    if not seen:
-        return choose(target)
-    fitting = [net for net in seen if net.share <= goal] or [net for net in seen if net.share <= share]
-    best = max(fitting, key=_share) if fitting else min(seen, key=_share)
-    known = replace(latency)
-    known.fit(np.stack([best.present, everyone], 1), np.array([best.share * best.full, best.full]))
-    use_latency(analysis, known)
-    return best.opened if fitting else choose(target)  # by the model alone
+    return seen
+
+
+def _everyone(wrapped: Wrapped) -> Bools:
+    analysis = wrapped.analysis
+    present: Bools = analysis.costs.logic.present(np.ones((analysis.variables, 1), dtype=bool))[:, 0]
+    return present
 
 
 class _Seen(NamedTuple):
@@ -131,17 +140,6 @@ class _Seen(NamedTuple):
 
 
 _share = attrgetter("share")
-
-
-def _taken(nets: Sequence[fx.GraphModule], inputs: Inputs, rounds: int, wanted: float) -> tuple[float, float]:
-    """The first net's time as a share of the second's, and the second's. The same nets take more or less time in one
-    process than in another, so that a share close to the one that is wanted is the median of several."""
-    shares, usual = [], 0.0  # type: list[float], float
-    while not shares or (len(shares) < PROCESSES and abs(shares[0] / wanted - 1) < CLOSE):
-        own, full = in_fresh_process(nets, inputs, rounds)
-        shares.append(statistics.median(a / b for a, b in zip(own, full, strict=True)))
-        usual = 1e9 * statistics.median(full)
-    return statistics.median(shares), usual
 
 
 def use_latency(analysis: Analysis, latency: Latency | None) -> None:

@@ -8,6 +8,7 @@ import sys
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def seed() -> None:
 @pytest.fixture(autouse=True)
 def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of their own for all nets that are timed takes seconds each; tests/latency has some in such a one."""
-    monkeypatch.setattr("fxprune.timing.in_fresh_process", in_turns)
+    monkeypatch.setattr("fxprune.timing.own_process", lambda: nullcontext(in_turns))
 
 
 @pytest.fixture

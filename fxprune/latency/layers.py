@@ -12,10 +12,11 @@ from torch import nn
 from fxprune.latency.stopwatch import typical
 
 KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
-# Machines compute with vectors of 4 to 32 channels: times jump behind the multiples of that, and what is no multiple
-# may be slower than the next one. Pruned layers seldom are.
-WRITTEN = (1, 8, 15, 17, 31, 33, 47, 49, 63, 88, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040)
-READ = (1, 5, 13, 29, 61, 125, 253, 509, 1021, 2045)
+# Machines compute with vectors of 4 to 32 channels: times jump behind multiples of that, and up to the next one more
+# channels take no more time. Both sides of the large jumps are measured, so that such channels are found.
+_JUMPS = (1, 4, 8, 9, 16, 17, 32, 33, 48, 64)
+WRITTEN = (*_JUMPS, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+READ = (*_JUMPS, 128, 256, 512, 1024, 2048)
 Floats = npt.NDArray[np.float64]
 
 
@@ -53,7 +54,7 @@ def grid(full: int, points: tuple[int, ...]) -> list[int]:
     """The widths to measure at, and all channels.
 
     >>> grid(64, WRITTEN), grid(3, READ)
-    ([1, 8, 15, 17, 31, 33, 47, 49, 63, 64], [1, 3])
+    ([1, 4, 8, 9, 16, 17, 32, 33, 48, 64], [1, 3])
     """
     return [*(width for width in points if width < full), full]
 

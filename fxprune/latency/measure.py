@@ -22,7 +22,7 @@ from fxprune.budget.latency import Latency, Line, Meeting, Table, not_negative
 from fxprune.core import Mixer
 from fxprune.ids import ONE, ZERO, Ids
 from fxprune.latency.auto import joins_of
-from fxprune.latency.layers import KINDS, key, measure_layer
+from fxprune.latency.layers import KINDS, READ, WRITTEN, key, measure_layer
 from fxprune.latency.stopwatch import by_op, device_of, example_inputs, in_turns
 from fxprune.passes.analysis import Analysis
 from fxprune.rules import Flow
@@ -150,4 +150,4 @@ def network_key(analysis: Analysis, model: nn.Module) -> str:
         lines.append(f"{node.op} {node.name} {node.target if isinstance(node.target, str) else node.name} {shape}")
     strides = [(name, tuple(p.shape), tuple(p.stride()), str(p.dtype)) for name, p in model.named_parameters()]
     gates = [(layer.name, layer.variables) for layer in analysis.layers if layer.gated]
-    return json.dumps([lines, strides, gates])
+    return json.dumps([lines, strides, gates, WRITTEN, READ])

@@ -7,12 +7,13 @@ A time that can be told beforehand needs a process that keeps what it freed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,37 +23,69 @@ from fxprune.latency.stopwatch import Inputs, device_of, in_turns
 from fxprune.passes.lookups import share_lookups
 
 KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
+Timer = Callable[[Sequence[fx.GraphModule], Inputs, int], list[list[float]]]
 _CHILD = """import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from fxprune.latency.process import serve
-serve(sys.argv[2])
+serve(sys.stdin)
 """
+_FOUND = "times: "
 
 
-def in_fresh_process(nets: Sequence[fx.GraphModule], inputs: Inputs, rounds: int) -> list[list[float]]:
-    """Per net the time of each round; in this process, where there is no other way or no difference."""
-    if device_of(nets[0]).type != "cpu":
-        return in_turns(nets, inputs, rounds)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "nets.pt"
+@contextlib.contextmanager
+def own_process() -> Iterator[Timer]:
+    """``in_turns`` in another process, which ends with the block; in this one where there is no other way or no
+    difference."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        file, children = Path(folder) / "nets.pt", []  # type: Path, list[subprocess.Popen[str]]
+
+        def timed(nets: Sequence[fx.GraphModule], inputs: Inputs, rounds: int) -> list[list[float]]:
+            if device_of(nets[0]).type != "cpu":
+                return in_turns(nets, inputs, rounds)
+            try:
+                torch.save((list(nets), inputs, rounds, torch.get_num_threads()), file)
+                if not children:
+                    children.append(stack.enter_context(_started()))
+                return _answer(children[0], file)
+            except Exception:  # a net with parts that only this process knows, a system without processes, ...
+                return in_turns(nets, inputs, rounds)
+
+        yield timed
+
+
+@contextlib.contextmanager
+def _started() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", _CHILD, json.dumps(sys.path)], env={**KEEPS_MEMORY, **os.environ}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as child:  # fmt: skip
         try:
-            torch.save((list(nets), inputs, rounds, torch.get_num_threads()), file)
-            command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), str(file)]
-            done = subprocess.run(
-                command, env={**KEEPS_MEMORY, **os.environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                check=True,
-            )  # fmt: skip
-            found: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
+            yield child
+        finally:
+            child.kill()
+
+
+def _answer(child: subprocess.Popen[str], file: Path) -> list[list[float]]:
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(f"{file}\n")
+    child.stdin.flush()
+    for line in child.stdout:  # whatever else the nets print
+        if line.startswith(_FOUND):
+            found: list[list[float]] = json.loads(line.removeprefix(_FOUND))
             return found
-        except Exception:  # a net with parts that only this process knows, a system without processes, ...
-            return in_turns(nets, inputs, rounds)
+    raise EOFError("the process has ended")
 
 
-def serve(file: str) -> None:
-    """In that process: print the times."""
-    nets, inputs, rounds, threads = torch.load(file, weights_only=False)
-    torch.set_num_threads(threads)
-    for net in nets:
-        net.graph.on_generate_code(lambda _: share_lookups)  # which a pickle does not keep
-        net.recompile()
-    print(json.dumps(in_turns(nets, inputs, rounds)))
+def serve(files: Iterable[str]) -> None:
+    """In that process: print the times of the nets in each file."""
+    for file in files:
+        try:
+            nets, inputs, rounds, threads = torch.load(file.rstrip("\n"), weights_only=False)
+            torch.set_num_threads(threads)
+            for net in nets:
+                net.graph.on_generate_code(lambda _: share_lookups)  # which a pickle does not keep
+                net.recompile()
+            found = json.dumps(in_turns(nets, inputs, rounds))
+        except Exception:
+            found = "not to be had"
+        print(f"{_FOUND}{found}", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_the_budget_is_used_however_wrong_the_model_is(
 
     monkeypatch.setattr("fxprune.timing.compiled", lambda _, present: present)
     monkeypatch.setattr("fxprune.timing.example_inputs", lambda *_: None)
-    monkeypatch.setattr("fxprune.timing.in_fresh_process", seen)
+    monkeypatch.setattr("fxprune.timing.own_process", lambda: nullcontext(seen))
     wrapped.harden()
     everyone = np.ones(wrapped.analysis.variables, dtype=bool)
     used = wrapped.cost().latency / wrapped.full_cost().latency
@@ -111,7 +112,7 @@ def test_a_machine_on_which_time_jumps(wrapped: Wrapped, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("fxprune.timing.compiled", lambda _, present: present)
     monkeypatch.setattr("fxprune.timing.example_inputs", lambda *_: None)
-    monkeypatch.setattr("fxprune.timing.in_fresh_process", seen)
+    monkeypatch.setattr("fxprune.timing.own_process", lambda: nullcontext(seen))
     wrapped.harden()
     used = wrapped.cost().latency / wrapped.full_cost().latency
     assert 0.3 < used <= 0.4 and used == pytest.approx(max(share for share in tried if share <= 0.4), rel=1e-3)
@@ -121,8 +122,10 @@ def test_nets_are_timed_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatc
     """With as many threads, and with what is done only once per call done only once."""
     nets = [fxprune.export(fxprune.wrap(small(), share, example_inputs=X)).eval() for share in (1 / 8, 1.0)]
     monkeypatch.setattr("fxprune.latency.process.in_turns", lambda *_: pytest.fail("timed here"))
-    slim, full = process.in_fresh_process(nets, ((X,), {}), 5)
-    assert len(slim) == len(full) == 5 and min(*slim, *full) > 0
+    with process.own_process() as timed:
+        for rounds in (5, 3):
+            slim, full = timed(nets, ((X,), {}), rounds)
+            assert len(slim) == len(full) == rounds and min(*slim, *full) > 0
 
 
 def test_nets_that_no_other_process_can_read_are_timed_here() -> None:
@@ -132,11 +135,14 @@ def test_nets_that_no_other_process_can_read_are_timed_here() -> None:
 
     net = nn.Sequential(nn.Conv2d(3, 4, 1), Here(), nn.Conv2d(4, 2, 1))
     slim = fxprune.export(fxprune.wrap(net, 1.0, example_inputs=X, leaf=[Here])).eval()
-    assert len(process.in_fresh_process([slim], ((X,), {}), 3)[0]) == 3
+    other = fxprune.export(fxprune.wrap(small(), 1.0, example_inputs=X)).eval()
+    with process.own_process() as timed:
+        for net in (slim, slim, other):  # nor does it matter to the next ones
+            assert len(timed([net], ((X,), {}), 3)[0]) == 3
 
 
 def test_a_budget_of_latency_is_met_by_its_own_measure(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxprune.timing.in_fresh_process", process.in_fresh_process)
+    monkeypatch.setattr("fxprune.timing.own_process", process.own_process)
     full = wrapped.full_cost().latency
     assert isinstance(full, int) and full > 0
     wrapped.harden()  # measures the unpruned net again, which another process may have slowed down
