@@ -80,7 +80,8 @@ def test_golden(run: Run, golden: Callable[[str, str], None], name: str, argumen
 
 
 def test_golden_json(run: Run, golden: Callable[[str, str], None]) -> None:
-    _, out, _ = run(*RESNET8, "--json")
+    code, out, err = run(*RESNET8, "--json")
+    assert (code, err) == (0, "")
     golden("resnet8.json", out.replace(str(ROOT), "CHECKOUT").replace("\\\\", "/"))
 
 

@@ -177,7 +177,7 @@ def test_what_no_file_can_hold_is_replaced() -> None:
 
 
 def test_the_data_is_json() -> None:
-    json.dumps(page().as_dict(), allow_nan=False)
+    assert json.loads(json.dumps(page().as_dict(), allow_nan=False))["model"] == page().model
 
 
 def test_the_plan_names_everything_once() -> None:
@@ -238,7 +238,7 @@ def test_a_layer_without_channels_to_spare_is_drawn() -> None:
     seen = replace(
         residual(1, 1), layers=(layer("stem"), layer("layer1.0.conv1", 1, ungated="follows"), layer("layer1.0.conv2"))
     )
-    render(of_inspection(seen, "0"))
+    assert "layer1.0.conv1" in render(of_inspection(seen, "0"))
 
 
 def test_fractions() -> None:
