@@ -28,6 +28,7 @@ from fxprune.passes.verify import comparing, in_float64
 from fxprune.passes.verify import verify as verify_slim
 from fxprune.report.page import write_page
 from fxprune.slimming import compile_wrapped, present_ids
+from fxprune.tracing import example_arguments
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.loop import Pruned, Tools, run_all
 from fxprune.train.search import with_strength
@@ -56,7 +57,8 @@ def wrap(
     Without ``example_inputs`` the areas of the feature maps are read off the first forward pass. While training, gates
     are drawn per ``"batch"`` or per ``"sample"`` (``noise``), and the budget slides to its target along a
     ``schedule``: ``"sigmoid"``, ``"linear"`` or ``"exponential"``. That the wrapped net computes what the model
-    computes is checked on noise of the example's shapes, unless ``verify`` is False.
+    computes is checked on noise of the example's shapes (on the example, if the model refuses noise), unless
+    ``verify`` is False.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
     >>> wrapped = wrap(net, budget=1/2)
@@ -72,7 +74,7 @@ def wrap(
         analysis = analyse(model, example_inputs, ignore=ignored, leaf=leaves)
         wrapped = Wrapped(model, analysis, target, {**options, "noise": noise, "schedule": schedule})
     if verify and example_inputs is not None:
-        check_agreement(wrapped.unwrap(), wrapped, analysis.channels.trace.example)
+        check_agreement(wrapped.unwrap(), wrapped, example_arguments(example_inputs))
     return wrapped
 
 

@@ -1,4 +1,4 @@
-"""A freshly wrapped net computes what the model computes: compared on noise before anything is trained.
+"""A freshly wrapped net computes what the model computes: compared before anything is trained.
 
 Tracing follows values and shapes. Code that asks for something else (``type(x) is torch.Tensor``) may go another way
 with what a tracer hands it than with a tensor, and nothing in the graph could tell.
@@ -27,7 +27,7 @@ def check_agreement(model: nn.Module, wrapped: fx.GraphModule, example: Example)
     """Raise if they differ. ``model`` is a copy that may be scribbled on, ``wrapped`` comes out as it went in.
 
     Nothing is compared where a call would be more than computing (hooks of the user's), where there are no numbers
-    (meta tensors, noise that the model refuses), and for a model that differs from itself.
+    (meta tensors), and for a model that differs from itself.
     """
     held = [*model.parameters(), *model.buffers()]
     if any(has_hooks(module) for module in model.modules()) or any(tensor.is_meta for tensor in held):
@@ -50,14 +50,15 @@ def check_agreement(model: nn.Module, wrapped: fx.GraphModule, example: Example)
 def _computed(
     model: nn.Module, example: Example, device: torch.device
 ) -> Iterator[tuple[Example, list[torch.Tensor]]]:
-    """Noise of which the model makes numbers, and these."""
+    """Inputs of which the model makes numbers, and these: noise if it takes that, else the example."""
     drawn = noise(*example, batch_size(*example), device, None)
-    for given in (drawn, positive(drawn)):
+    for given in (drawn, positive(drawn), example):
         try:
             outputs = _outputs(model, given)
+            usable = are_numbers(outputs)
         except Exception:  # whatever the user's code raises
             continue
-        if are_numbers(outputs):
+        if usable:
             yield given, outputs
 
 

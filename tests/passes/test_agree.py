@@ -47,6 +47,19 @@ def test_a_leaf_mends_it() -> None:
     torch.testing.assert_close(wrapped(x), net.eval()(x))
 
 
+class Range(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_meta and x.max() > 1:
+            raise ValueError("pictures are between 0 and 1")
+        return x
+
+
+def test_a_model_that_refuses_noise_is_compared_on_the_example() -> None:
+    net = nn.Sequential(Range(), Looks())
+    with pytest.raises(TraceError, match="from '1.head' on"):
+        fxprune.wrap(net, 1 / 2, example_inputs=X, leaf=["0"])
+
+
 class Writes(Looks):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x.sub_(1)
