@@ -56,7 +56,7 @@ class Range(nn.Module):
 
 def test_a_model_that_refuses_noise_is_compared_on_the_example() -> None:
     net = nn.Sequential(Range(), Looks())
-    with pytest.raises(TraceError, match="from '1.head' on"):
+    with pytest.raises(TraceError, match=r"from '1\.head' on"):
         fxprune.wrap(net, 1 / 2, example_inputs=X, leaf=["0"])
 
 
