@@ -6,7 +6,6 @@ Whatever cannot be traced becomes a leaf: the innermost module whose Python code
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +16,14 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Leaf, Specialisation
 from fxprune.count import batch_size
-from fxprune.tracing import writes
-from fxprune.tracing.frames import call_site, error_line, is_user_function, one_line, user_line
+from fxprune.tracing import consumed, writes
+from fxprune.tracing.frames import error_line, is_user_function, one_line, user_line
 from fxprune.tracing.inplace import functional_form
 from fxprune.tracing.proxy import ShapeProxy, proxies
-from fxprune.tracing.recorded import Recorded, Untraceable, true_len
+from fxprune.tracing.recorded import Recorded, Untraceable
 from fxprune.tracing.values import Values, conv_cost, to_meta
+
+_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 class TrainingFlag(int):
@@ -67,14 +68,7 @@ class Tracer(fx.Tracer):
         parameters = inspect.signature(self.root.forward).parameters
         for name, given in self.example.arguments.items():
             kind = parameters[name].kind
-            star = (
-                "*"
-                if kind is inspect.Parameter.VAR_POSITIONAL
-                else "**"
-                if kind is inspect.Parameter.VAR_KEYWORD
-                else ""
-            )
-            self.create_placeholder(star + name, given)
+            self.create_placeholder(_STARS.get(kind, "") + name, given)
         flag = self._flag("")
 
         def run(*_: Any) -> Any:
@@ -105,7 +99,7 @@ class Tracer(fx.Tracer):
         # A flag or a number given as example is a constant of the graph; another value is refused when it runs.
         self.placeholder_proxies[node] = self.proxy(node) if tensors else given
         if not tensors and not name.startswith("*"):
-            self._check(node, None, given, f"argument {name}")
+            self.check(node, None, given, f"argument {name}")
 
     # ---------------------------------------------------------------- nodes and proxies
 
@@ -115,7 +109,7 @@ class Tracer(fx.Tracer):
     def create_node(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
     ) -> Any:
-        self._settle()
+        consumed.settle(self)
         if _autocast() != self.autocast:
             raise Untraceable("torch.autocast inside of forward() is lost in a graph: call the network under autocast")
         target, args, kwargs = functional_form(kind, target, args, kwargs)
@@ -192,7 +186,7 @@ class Tracer(fx.Tracer):
         if name in ("dim", "ndimension", "is_floating_point", "is_complex"):
             return getattr(owner.value, name)()
         if name in ("item", "tolist") and isinstance(owner.value, torch.Tensor):
-            return getattr(self._constant(owner, name), name)()
+            return getattr(self.constant(owner, name), name)()
         if name == "type" and not args and not kwargs:  # a name for Python
             return torch.empty(0, dtype=owner.value.dtype, device=self.device).type()
         if name in ("view_as", "reshape_as") and len(args) == 1:
@@ -201,81 +195,14 @@ class Tracer(fx.Tracer):
             return writes.overwrite(self, owner, (*args, *kwargs.values(), 0)[0])
         return self.create_proxy("call_method", name, (owner, *args), kwargs)
 
-    # ---------------------------------------------------------------- what Python consumed
+    # ---------------------------------------------------------------- what Python consumed, and what it wrote
 
-    def specialise(self, proxy: ShapeProxy, convert: Callable[[Any], Any], *, final: bool = False) -> Any:
-        """The example's value, handed to Python; the graph checks from now on that it is still the same.
-
-        Torch's argument parser asks a number for its index too, before it hands the call to us with the number as it
-        was: an index is only taken as consumed when no node of the same call follows.
-        """
-        if isinstance(proxy.value, torch.Tensor):
-            return convert(self._constant(proxy, convert.__name__))
-        if convert is operator.index and not final:
-            self.pending.append((proxy, call_site()))
-            return operator.index(proxy.value)
-        value, source = convert(proxy.value), user_line()
-        self.specialisations.append(
-            Specialisation(proxy.node.name, "branch" if convert is bool else "value", value, source)
-        )
-        self._check(proxy.node, convert, value, source)
-        return value
-
-    def _settle(self) -> None:
-        pending, self.pending = self.pending, []
-        here = call_site()
-        for proxy, site in pending:
-            if site != here:
-                self.specialise(proxy, operator.index, final=True)
-
-    def length(self, proxy: ShapeProxy) -> int:
-        """How many entries a tuple or list has: known, unless code that was not looked into made it."""
-        count, node = true_len(proxy.value), proxy.node
-        maker = node
-        while maker.target is operator.getitem and isinstance(maker.args[0], fx.Node):
-            maker = maker.args[0]
-        known = maker.op in ("call_method", "get_attr", "call_function") and not is_user_function(maker.target)
-        if maker.op == "call_module":
-            known = type(self.root.get_submodule(str(maker.target))).__module__.startswith("torch.nn.")
-        if not known:
-            self._check(node, true_len, count, user_line())
-        return count
-
-    def _constant(self, proxy: ShapeProxy, what: str) -> Any:
-        try:
-            return self.values.constant(proxy.node)
-        except ValueError:
-            raise Untraceable(f"{what}() of a tensor that depends on the input") from None
-
-    def _check(self, node: fx.Node, convert: Callable[[Any], Any] | None, value: Any, source: str | None) -> None:
-        """Let the graph assert that ``convert(node)`` is still ``value``."""
-        if (node, convert, repr(value)) in self.checked:
-            return
-        self.checked.add((node, convert, repr(value)))
-
-        def call(function: Callable[..., Any], *args: Any, result: Any) -> fx.Node:
-            made = self.graph.call_function(function, args)
-            made.meta.update(value=result, source=node.meta["source"], module=node.meta.get("module"))
-            return made
-
-        held: Any = node
-        if convert is not None and (convert is true_len or type(node.meta["value"]) is not type(value)):
-            held = call(convert, node, result=value)
-        if value is True:
-            same = held
-        elif value is False:
-            same = call(torch.sym_not, held, result=True)
-        else:
-            same = call(operator.eq, held, value, result=True)
-        way = "this input would take another way through the model than the example did"
-        said = f"fxprune: {way} ({value!r} at {source or node.name}); wrap the model with an example of this shape"
-        call(torch._assert, same, said, result=None)
+    specialise, length, constant, check = consumed.specialise, consumed.length, consumed.constant, consumed.check
+    update, assign = writes.update, writes.assign
 
     def training_was_read(self, path: str) -> None:
         self.training_reads += 1
         self.specialisations.append(Specialisation(path or "model", "training", False, user_line()))
-
-    update, assign = writes.update, writes.assign
 
     # ---------------------------------------------------------------- modules
 
@@ -283,10 +210,8 @@ class Tracer(fx.Tracer):
         name = None if self.paused else self.attribute_names.get(id(attr_val))
         if name is None or not isinstance(attr_val, torch.Tensor):
             return attr_val
-        if (
-            name not in parameter_proxy_cache
-            or parameter_proxy_cache[name].node not in self.graph._find_nodes_lookup_table
-        ):
+        known = parameter_proxy_cache.get(name)
+        if known is None or known.node not in self.graph._find_nodes_lookup_table:
             parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
         return parameter_proxy_cache[name]
 
