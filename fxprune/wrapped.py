@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -23,13 +23,13 @@ from fxprune.passes.analysis import Analysis, analyse, numbers
 from fxprune.passes.choose import Bools, check_reachable, choose
 from fxprune.passes.insert import BANK, find_sites, insert
 from fxprune.passes.names import check_names, keep_passing, keep_unread
+from fxprune.passes.per_gate import ArrayLike, per_gate
 from fxprune.timing import asks_for_latency, in_time, measure_latency, use_latency
 from fxprune.tracing import real_root
 from fxprune.tracing.copies import copy_modes, copy_module, share_tensors
 
 PRESSURE = "fxprune_budget"
 OWN = "fxprune_"  # what a wrapped net has beyond the original starts like this
-ArrayLike = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
 
 class Wrapped(fx.GraphModule):
@@ -180,7 +180,7 @@ class Wrapped(fx.GraphModule):
     def set_masks(self, masks: Mapping[str, ArrayLike]) -> Wrapped:
         """Harden to exactly these masks; only what must live is kept beyond them. Layers left out stay fully open."""
         opened = np.ones(self.analysis.variables, dtype=bool)
-        for name, part, mask in self._per_gate("set_masks", masks):
+        for name, part, mask in per_gate("set_masks", masks, self.analysis.layers):
             if not np.isin(mask, (0, 1)).all():
                 raise OptionError(
                     f"set_masks: the mask of {name!r} holds other values than 0 and 1",
@@ -223,50 +223,23 @@ class Wrapped(fx.GraphModule):
     def hardened(self) -> bool:
         return self.bank.hardened
 
-    def _harden(self, opened: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+    def _harden(self, opened: Bools) -> None:
         self.bank.harden(torch.from_numpy(opened))
 
-    def _opened(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        found: np.ndarray[Any, np.dtype[np.bool_]] = numbers(self.bank.opened(), BANK)
+    def _opened(self) -> Bools:
+        found: Bools = numbers(self.bank.opened(), BANK)
         return found
-
-    def _per_gate(
-        self, call: str, given: Mapping[str, ArrayLike]
-    ) -> Iterator[tuple[str, slice, np.ndarray[Any, np.dtype[np.float64]]]]:
-        """Layer name, its gate variables and the number given for each of them."""
-        if not isinstance(given, Mapping):
-            raise OptionError(f"{call}: a {type(given).__name__} names no layers", fix="give {layer name: numbers}")
-        layers = {layer.name: layer for layer in self.analysis.layers if layer.gated}
-        for name, entries in given.items():
-            if name not in layers:
-                raise OptionError(
-                    f"{call}: {name!r} has no gate", fix=f"use names of .gates, such as {next(iter(layers), None)!r}"
-                )
-            try:
-                flat = torch.as_tensor(entries).detach().double().cpu().reshape(-1).numpy()
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise OptionError(
-                    f"{call}: {name!r} is given a {type(entries).__name__} that is no array of numbers",
-                    fix="give a tensor, an array or a list with one number per gate variable",
-                ) from error
-            start, count = layers[name].start, layers[name].variables
-            if flat.size != count:
-                raise OptionError(
-                    f"{call}: {name!r} is given {flat.size} numbers, its gate has {count} variables",
-                    fix="give one per gate variable: len(wrapped.gates[name])",
-                )
-            yield name, slice(start, start + count), flat
 
     def _scores(self, scores: Mapping[str, ArrayLike] | None = None) -> np.ndarray[Any, np.dtype[np.float64]]:
         flat = numbers(self.bank.scores().double(), BANK).copy()
-        for _, part, score in self._per_gate("harden", {} if scores is None else scores):
+        for _, part, score in per_gate("harden", {} if scores is None else scores, self.analysis.layers):
             flat[part] = score
         found: np.ndarray[Any, np.dtype[np.float64]] = flat
         return found
 
     # ------------------------------------------------------------ costs
 
-    def masks(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def masks(self) -> Bools:
         """Open gate variables of the network that ``export`` would give now."""
         return self._opened() if self.hardened else self.analysis.keep_alive(self._opened(), self._scores())
 

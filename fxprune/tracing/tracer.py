@@ -23,7 +23,7 @@ from fxprune.tracing.proxy import ShapeProxy, proxies
 from fxprune.tracing.recorded import Recorded, Untraceable
 from fxprune.tracing.values import Values, conv_cost, to_meta
 
-_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 class TrainingFlag(int):
