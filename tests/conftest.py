@@ -15,7 +15,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from fxprune.cli import main
 from fxprune.latency.stopwatch import in_turns
+from tests.command_line import ROOT, Shell
 from torchvision_ops import declare_torchvision_ops
 
 declare_torchvision_ops()
@@ -39,6 +41,31 @@ def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def in_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user in the checkout, at 80 columns."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    """The command line as a function."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with a file of tests/golden; ``pytest --overwrite`` writes the file instead."""
 
@@ -49,6 +76,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"if this is meant, run pytest --overwrite and look at {name}"
 
     return check
+
 
 # No tests: pytest, looking for examples in docstrings, would import them under other names and register all nets twice.
 collect_ignore_glob = ["models/*", "programs/*"]

@@ -1,264 +1,19 @@
-"""The command line: what it prints, and what it says when it is misused."""
+"""The command line: what it says when it is misused, interrupted, or wrong itself."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
-import torch
 
 import fxprune
 from fxprune.cli import main
-from fxprune.commands.target import load_model
+from tests.command_line import NETS, RESNET8, ROOT, Shell
 
-ROOT = Path(__file__).parents[1]
-NETS = "tests/report/nets.py"
-RESNET8 = ("inspect", "examples/models.py:resnet8", "--input", "1x3x32x32")
-ODD = ("inspect", f"{NETS}:Odd", "--input", "1x3x8x8")
-SVG = "{http://www.w3.org/2000/svg}"
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def in_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user in the checkout, at 80 columns."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        try:
-            code = main(arguments)
-        except SystemExit as stop:  # argparse
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-def _shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fxprune.cli", *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )
-
-
-# ---------------------------------------------------------------- what it prints
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("resnet8.txt", RESNET8),
-        ("resnet8_budget.txt", (*RESNET8, "--budget", "1/500")),
-        ("resnet8_tree.txt", (*RESNET8, "--tree")),
-        ("odd.txt", ODD),
-        ("odd_ignored.txt", (*ODD, "--ignore", "stem", "--ignore", "tw*", "--leaf", "normed")),
-    ],
-)
-def test_golden(run: Run, golden: Callable[[str, str], None], name: str, arguments: tuple[str, ...]) -> None:
-    code, out, err = run(*arguments)
-    assert (code, err) == (0, "")
-    golden(name, out)
-
-
-def test_golden_json(run: Run, golden: Callable[[str, str], None]) -> None:
-    code, out, err = run(*RESNET8, "--json")
-    assert (code, err) == (0, "")
-    golden("resnet8.json", out.replace(str(ROOT), "CHECKOUT").replace("\\\\", "/"))
-
-
-def test_a_pipe_gets_the_same_text(golden: Callable[[str, str], None]) -> None:
-    done = _shell(*RESNET8, COLUMNS="80")
-    assert (done.returncode, done.stderr) == (0, "")
-    golden("resnet8.txt", done.stdout)
-
-
-@pytest.mark.parametrize("columns", ["40", "80", "100", "200"])
-@pytest.mark.parametrize("form", [(), ("--tree",)])
-def test_nothing_is_cut_off(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str, form: tuple[str, ...]) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    _, out, _ = run(*ODD, *form)
-    assert "\x1b" not in out and "…" not in out
-    lines = out.splitlines()
-    assert max(map(len, lines)) <= max(int(columns), 72)
-    assert not any(line.endswith(" ") for line in lines)
-    if not form:
-        rows = [line.split()[0] for line in lines if line]
-        for part in ("stem", "depthwise", "a_branch_with_quite_a_long_name"):
-            assert part in "".join(rows)
-
-
-def test_marks_in_the_table_are_resolved_below_it(run: Run) -> None:
-    _, out, _ = run(*ODD)
-    table, _, below = out.partition("\nNotes\n")
-    used = set(re.findall(r"\b[gfn]\d+\b", table))
-    resolved = set(re.findall(r"^([gfn]\d+) ", below, flags=re.MULTILINE))
-    assert used and used == resolved
-
-
-def test_output_does_not_depend_on_where_the_checkout_is(run: Run) -> None:
-    for form in ((), ("--tree",)):
-        _, out, _ = run(*ODD, *form)
-        assert str(ROOT) not in out and "report/nets.py:" in out
-
-
-def test_an_ascii_terminal_gets_ascii() -> None:
-    done = _shell(*RESNET8, "--tree", PYTHONIOENCODING="ascii")
-    assert done.returncode == 0 and done.stdout.isascii()
-
-
-# ---------------------------------------------------------------- json
-
-
-def test_json_holds_the_inspection(run: Run) -> None:
-    code, out, err = run(*ODD, "--json")
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    seen = fxprune.inspect(load_model(f"{NETS}:Odd", {}), torch.zeros(1, 3, 8, 8))
-    assert found.pop("schema") == "fxprune.inspect/1"
-    assert found.pop("budget") is None
-    assert found == json.loads(json.dumps(seen.as_dict()))
-
-
-def test_json_answers_the_budget(run: Run) -> None:
-    _, out, _ = run(*RESNET8, "--json", "--budget", "0.2%")
-    asked = json.loads(out)["budget"]
-    assert asked["fraction"] == 0.002
-    assert asked["reachable"]["params"] and not asked["reachable"]["volume"]
-
-
-def test_every_json_key_is_documented(run: Run) -> None:
-    _, out, _ = run(*ODD, "--json", "--budget", "1/2")
-    documented = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs/reference/json.md").read_text(encoding="utf-8")))
-    found = json.loads(out)
-    keys = set(found) | set(found["cost"]) | set(found["budget"])
-    for entry in (
-        *found["layers"],
-        *found["freezes"],
-        *found["leaves"],
-        *found["specialisations"],
-        *found["nodes"].values(),
-    ):
-        keys |= set(entry)
-    assert keys <= documented, keys - documented
-
-
-# ---------------------------------------------------------------- svg
-
-
-def test_svg_has_a_node_per_convolution(run: Run, tmp_path: Path) -> None:
-    code, out, err = run(*RESNET8, "--svg", str(tmp_path / "net.svg"))
-    assert code == 0 and "net.svg" in err and out.startswith("ResNet8")
-    root = ET.parse(tmp_path / "net.svg").getroot()
-    drawn = [group.attrib["data-layer"] for group in root.iter(f"{SVG}g") if "data-layer" in group.attrib]
-    seen = json.loads(run(*RESNET8, "--json")[1])
-    assert sorted(drawn) == sorted(layer["name"] for layer in seen["layers"])
-    assert len(list(root.iter(f"{SVG}g"))) >= len(seen["nodes"])
-    assert [path.name for path in tmp_path.iterdir()] == ["net.svg"]
-
-
-def test_svg_replaces_the_old_file_whole_or_not_at_all(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "net.svg"
-    path.write_text("old")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        code, out, err = run(*RESNET8, "--svg", str(path))
-    assert (code, out) == (2, "") and "No space left" in err
-    assert [entry.read_text() for entry in tmp_path.iterdir()] == ["old"]
-    assert run(*RESNET8, "--svg", str(path))[0] == 0
-    assert path.read_text().startswith("<svg")
-
-
-# ---------------------------------------------------------------- targets and inputs
-
-
-@pytest.mark.parametrize(
-    ("target", "more"),
-    [
-        (f"{NETS}:small", ("--arg", "width=8")),
-        (f"{NETS}:model", ()),
-        ("torch.nn:Conv2d", ("--arg", "in_channels=3", "--arg", "out_channels=4", "--arg", "kernel_size=1")),
-        (str(ROOT / NETS) + ":small", ("--arg", "width=8")),
-    ],
-)
-def test_targets(run: Run, target: str, more: tuple[str, ...]) -> None:
-    code, out, err = run("inspect", target, "--input", "1x3x8x8", *more)
-    assert (code, err) == (0, "") and "volume" in out
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        ("1x3x8x8", "1x5x8x8"),
-        ("x=1x3x8x8", "y=1x5x8x8"),
-        ("y=1x5x8x8", "x=1x3x8x8"),
-        ("1x3x8x8", "y=1x5x8x8"),
-    ],
-)
-def test_several_inputs(run: Run, inputs: tuple[str, ...]) -> None:
-    code, out, err = run("inspect", f"{NETS}:Two", *(word for text in inputs for word in ("--input", text)))
-    assert (code, err) == (0, "")
-    assert out.startswith("Two, inputs ") and "1x5x8x8" in out.splitlines()[0]
-
-
-def test_what_the_model_prints_is_kept_out_of_the_json(run: Run) -> None:
-    code, out, err = run("inspect", f"{NETS}:chatty", "--input", "1x3x8x8", "--json")
-    assert code == 0 and "printed by the model" in err
-    json.loads(out)
-
-
-def test_a_package_on_the_path_and_a_preloaded_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "first.py").write_text("import builtins\nbuiltins.fxprune_test_width = 4\n")
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").touch()
-    (tmp_path / "package" / "zoo.py").write_text(
-        "from torch import nn\n"
-        "class Zoo:\n"
-        "    @staticmethod\n"
-        "    def net():\n"
-        "        return nn.Sequential(nn.Conv2d(3, fxprune_test_width, 1), nn.Conv2d(4, 2, 1))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    arguments = ("inspect", "package.zoo:Zoo.net", "--input", "1x3x8x8")
-    assert run(*arguments)[0] == 2
-    assert run(*arguments, "--preload", "first.py")[0] == 0
-
-
-@pytest.mark.slow
-def test_torchvision_beside_another_torch() -> None:
-    pytest.importorskip("torchvision")
-    arguments = ("inspect", "torchvision.models:resnet18", "--input", "1x3x64x64")
-    assert _shell(*arguments, "--preload", "benchmarks/torchvision_ops.py").returncode == 0
-    plain = _shell(*arguments)
-    if plain.returncode:  # torchvision's extension does not load here
-        assert plain.returncode == 2 and "--preload" in plain.stderr and "Traceback" not in plain.stderr
-
-
-# ---------------------------------------------------------------- misuse
+pytestmark = pytest.mark.usefixtures("in_checkout")
 
 INPUT = ("--input", "1x3x8x8")
 MISUSE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -320,7 +75,7 @@ MISUSE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", MISUSE)
-def test_misuse(run: Run, tmp_path: Path, case: str) -> None:
+def test_misuse(shell: Shell, tmp_path: Path, case: str) -> None:
     (tmp_path / "broken.py").write_text("x = 0\n1 / x\n")
     (tmp_path / "needs.py").write_text("import nosuchthing\n")
     (tmp_path / "syntax.py").write_text("def net(:\n")
@@ -331,22 +86,12 @@ def test_misuse(run: Run, tmp_path: Path, case: str) -> None:
     words = [word.replace("{tmp}", str(tmp_path)) for word in arguments]
     if "--svg" not in words:
         words += ["--svg", str(tmp_path / "must_not_exist.svg")]
-    code, out, err = run("inspect", *words)
+    code, out, err = shell("inspect", *words)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and "\n  fix: " in err and "Traceback" not in err
     for words_of_message in expected:
         assert words_of_message in err
     assert {path: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == before
-
-
-@pytest.mark.skipif(
-    os.name == "nt" or not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere"
-)
-def test_svg_where_writing_is_not_allowed(run: Run, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    code, out, err = run(*RESNET8, "--svg", str(tmp_path / "net.svg"))
-    tmp_path.chmod(0o700)
-    assert (code, out) == (2, "") and "cannot be written" in err
 
 
 @pytest.mark.parametrize(
@@ -359,35 +104,35 @@ def test_svg_where_writing_is_not_allowed(run: Run, tmp_path: Path) -> None:
         ("inspect", f"{NETS}:model", *INPUT, "--dtype", "complex"),
     ],
 )
-def test_usage_errors(run: Run, arguments: tuple[str, ...]) -> None:
-    code, out, err = run(*arguments)
+def test_usage_errors(shell: Shell, arguments: tuple[str, ...]) -> None:
+    code, out, err = shell(*arguments)
     assert (code, out) == (2, "") and err.startswith("error: ")
     assert err.endswith(f"\n  fix: {' '.join(['fxprune', *arguments[:1]])} --help shows how it is written\n")
 
 
-def test_a_misspelt_option(run: Run) -> None:
-    code, out, err = run(*RESNET8, "--jsn")
+def test_a_misspelt_option(shell: Shell) -> None:
+    code, out, err = shell(*RESNET8, "--jsn")
     assert (code, out) == (2, "") and err.startswith("error: fxprune inspect does not know --jsn: did you mean --json?")
-    code, out, err = run(*RESNET8, "--traceback")
+    code, out, err = shell(*RESNET8, "--traceback")
     assert (code, out) == (2, "") and "--traceback goes before the command: fxprune --traceback inspect" in err
 
 
-def test_version_and_help(run: Run) -> None:
-    assert run("--version") == (0, f"fxprune {fxprune.__version__}\n", "")
-    code, out, _ = run("inspect", "--help")
+def test_version_and_help(shell: Shell) -> None:
+    assert shell("--version") == (0, f"fxprune {fxprune.__version__}\n", "")
+    code, out, _ = shell("inspect", "--help")
     assert code == 0 and "torchvision.models:resnet18" in out
 
 
-def test_interrupt_is_quiet(run: Run) -> None:
-    assert run("inspect", f"{NETS}:interrupted", *INPUT) == (130, "", "")
+def test_interrupt_is_quiet(shell: Shell) -> None:
+    assert shell("inspect", f"{NETS}:interrupted", *INPUT) == (130, "", "")
 
 
-def test_an_error_of_our_own_is_reported_as_such(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_our_own_is_reported_as_such(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyError("nobody thought of this")
 
     monkeypatch.setattr(fxprune, "inspect", broken)
-    code, out, err = run(*RESNET8)
+    code, out, err = shell(*RESNET8)
     assert (code, out) == (1, "") and "KeyError" in err and "bug" in err and "Traceback" not in err
     with pytest.raises(KeyError):
         main(["--traceback", *RESNET8])

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,15 @@ import torch
 from torch import nn
 
 import fxprune
-from fxprune.cli import main
 from fxprune.run import Run
+from tests.command_line import Shell
 from tests.emit.artefact_nets import hardened
 from tests.exactness import call, error
 
-Shell = Callable[..., tuple[int, str, str]]
 needs_onnx = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("onnx", "onnxruntime", "onnxscript"))),
     reason="ONNX is not installed",
 )
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as stop:  # argparse
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture(scope="module")

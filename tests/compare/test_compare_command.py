@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ import pytest
 import torch
 
 import fxprune
-from fxprune.cli import main
 from fxprune.commands.compare import parts_of
 from fxprune.commands.compare_config import read_plan
 from fxprune.compare.work import one
+from tests.command_line import Shell
 
-Shell = Callable[..., tuple[int, str, str]]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 CODE = f'''
@@ -109,13 +108,8 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: list[li
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        code = main(["compare", "config.toml", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+def shell(shell: Shell) -> Shell:
+    return partial(shell, "compare", "config.toml")
 
 
 def rows() -> list[dict[str, Any]]:

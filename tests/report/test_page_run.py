@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 import fxprune
-from fxprune.cli import main
 from fxprune.report.page import render, write_page
 from fxprune.report.page_data import of_run
 from fxprune.run import Run
 from fxprune.train import loop
+from tests.command_line import Shell
 
 NETS = Path(__file__).parent / "nets.py"
-Shell = Callable[..., tuple[int, str, str]]
 
 
 class Net(nn.Module):
@@ -57,16 +56,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(finished: Path, tmp_path: Path) -> Path:
     shutil.copytree(finished, tmp_path / "first")
     return tmp_path / "first"
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        code = main(list(map(str, arguments)))
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_a_finished_run_has_everything(finished: Path) -> None:

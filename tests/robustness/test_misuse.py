@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +19,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fxprune
-from fxprune.cli import main
 from fxprune.errors import FxPruneError
 from fxprune.wrapped import Wrapped
+from tests.command_line import Shell, in_a_process
 
 X = torch.zeros(1, 1, 4, 4)
 ROOT = Path(__file__).parents[2]
@@ -264,11 +263,10 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("case", SHELL)
-def test_shell(there: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+def test_shell(there: Path, shell: Shell, case: str) -> None:
     arguments, words = SHELL[case]
     before = set(there.iterdir())
-    code = main(arguments)
-    out, err = capsys.readouterr()
+    code, out, err = shell(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and "\n  fix: " in err and "Traceback" not in err and "itself failed" not in err
     for word in words:
@@ -293,24 +291,17 @@ TOML: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", TOML)
-def test_toml(there: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+def test_toml(there: Path, shell: Shell, case: str) -> None:
     old, new, words = TOML[case]
     assert old in CONFIG
     Path("config.toml").write_text(CONFIG.replace(old, new, 1))
-    code = main(["prune", "config.toml", "--json"])
-    out, err = capsys.readouterr()
+    code, out, err = shell("prune", "config.toml", "--json")
     assert (code, out) == (2, "") and words in err and "\n  fix: " in err and "itself failed" not in err
-
-
-def shell(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fxprune", *arguments]
-    return subprocess.run(command, text=True, env=environment, **options)
 
 
 def test_nobody_prints_between_the_json(there: Path) -> None:
     """Neither child processes nor what writes past Python's own print."""
-    done = shell("inspect", "code.py:loud", *INSPECT[2:], "--json", capture_output=True)
+    done = in_a_process("inspect", "code.py:loud", *INSPECT[2:], "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["model"] == "Sequential"
     for word in ("a child", "a system call", "a print", "another print"):
         assert word in done.stderr
@@ -319,6 +310,6 @@ def test_nobody_prints_between_the_json(there: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 def test_a_full_disk_for_the_output(there: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = shell(*INSPECT, stdout=full, stderr=subprocess.PIPE)
+        done = in_a_process(*INSPECT, stdout=full)
     assert done.returncode == 2 and done.stderr.startswith("error: No space left on device")
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr

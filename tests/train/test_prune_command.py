@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,8 @@ import pytest
 import torch
 
 import fxprune
-from fxprune.cli import main
 from fxprune.commands.config import read_config
-
-Shell = Callable[..., tuple[int, str, str]]
+from tests.command_line import Shell
 
 CODE = '''
 import torch
@@ -61,13 +59,8 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        code = main(["prune", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+def shell(shell: Shell) -> Shell:
+    return partial(shell, "prune")
 
 
 def test_a_run(shell: Shell) -> None:
