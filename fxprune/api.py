@@ -112,6 +112,8 @@ def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False,
         with comparing():
             exact = in_float64(copy.deepcopy(wrapped))  # where only rounding is left to differ
             compiled = in_float64(compile_wrapped(exact, present)[0])
+            if fuse:
+                fuse_batch_norms(compiled)
             report.error, report.batches = verify_slim(exact, compiled, *wrapped.analysis.channels.trace.example)
     report.living = survivors(wrapped.analysis, present)
     report.fused = fuse_batch_norms(slim) if fuse else 0

@@ -1,4 +1,4 @@
-"""The values that passes hand each other. All frozen: a pass returns a new one instead of changing what it got."""
+"""The values that passes hand each other. A pass returns a new one instead of changing what it got."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class _Counter(TorchFunctionMode):
         given = kwargs or {}
         made = func(*args, **given)
         if func in _LAYERS:
-            x, weight, bias = _first_three(*args, **given)
+            x, weight, bias = first_three(*args, **given)
             if id(weight) in self.held:
                 axis = made.ndim - weight.ndim + 1
                 area = positions(made.shape, axis, self.batch)
@@ -118,5 +118,5 @@ class _Counter(TorchFunctionMode):
         return made
 
 
-def _first_three(input: Any, weight: Any, bias: Any = None, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
+def first_three(input: Any, weight: Any, bias: Any = None, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
     return input, weight, bias

@@ -23,8 +23,8 @@ from fxprune.budget.target import Target
 from fxprune.count import Count, batch_size, count
 from fxprune.emit.example import described, restored
 from fxprune.emit.files import as_path, file_above, told, write_atomically
-from fxprune.emit.folder import read, write_net
-from fxprune.errors import FxPruneError, OptionError, RunError
+from fxprune.emit.folder import read, text_of, write_net
+from fxprune.errors import ExportError, FxPruneError, OptionError, RunError
 from fxprune.inspection import describe, plain
 from fxprune.passes.freeze import frozen
 from fxprune.passes.survivors import survivors
@@ -217,6 +217,19 @@ class Run:
         """After the part that it tells of: a run that is cut off in between is a step behind, never ahead."""
         self._facts = {**self._facts, **changes}
         write_atomically(self.folder / FACTS, json.dumps(self._facts, indent=2) + "\n")
+
+
+def check_writable(wrapped: Wrapped) -> None:
+    """A net that no run can keep is refused before it is trained."""
+    from fxprune import __version__
+
+    try:
+        text_of(frozen(wrapped), __version__)
+    except ExportError as error:
+        raise RunError(
+            f"a run keeps its nets as source that needs torch only, but {error.cause}",
+            fix="leave run out (then nothing can be resumed), or build the model from torch.nn's own modules",
+        ) from error
 
 
 def _described(wrapped: Wrapped) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from rich.console import Console
-from torch import fx
+from torch import distributed, fx
 
 from fxprune.budget.cost import LATENCY
 from fxprune.budget.latency import Latency
@@ -45,6 +45,7 @@ def asks_for_latency(target: Target) -> bool:
 
 def measure_latency(wrapped: Wrapped) -> None:
     """Let the network's costs know its time; measured once per network and machine, and kept in the cache folder."""
+    _check_alone()
     if wrapped.options["guessed"]:
         raise OptionError(
             "a budget of latency needs to know the inputs", fix="give wrap() example_inputs: their batch size counts"
@@ -58,6 +59,14 @@ def measure_latency(wrapped: Wrapped) -> None:
             found = measure(analysis, model, lambda present: compiled(wrapped, present), tell)
         cache.write(file, found, machine)
     use_latency(analysis, found)
+
+
+def _check_alone() -> None:
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise OptionError(
+            "a budget of latency is measured, and each of several processes would measure something else",
+            fix='prune in one process, or ask for metric="flops"',
+        )
 
 
 @contextlib.contextmanager
@@ -84,6 +93,7 @@ def in_time(wrapped: Wrapped, target: Target, choose: Callable[[Target], Bools])
     share = dict(target.limits)[LATENCY]
     if share >= 1:
         return choose(target)
+    _check_alone()
     with own_process() as timed:
         seen = _tried(wrapped, target, choose, timed)
     if not seen:

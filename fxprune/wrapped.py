@@ -6,6 +6,7 @@ import copy
 import inspect
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import fx, nn
 
 from fxprune.budget.cost import Cost
 from fxprune.budget.pressure import Pressure
-from fxprune.budget.target import Share, Target
+from fxprune.budget.target import DEFAULT, Share, Target
 from fxprune.errors import OptionError, check_choice
 from fxprune.ids import OPEN
 from fxprune.layers import LAWS, GateBank, Gates, Gaussian, gated_norm
@@ -206,7 +207,11 @@ class Wrapped(fx.GraphModule):
         keeps as many gates open, all of a layer that has fewer. Among equal scores every layer is cut alike.
         ``budget`` (metric -> fraction) is another one than the network was wrapped with, for pruning in rounds.
         """
-        target = self.target if budget is None else Target.of(budget, "volume")
+        if budget is not None and not isinstance(budget, Mapping):
+            metric = self.target.limits[0][0]
+            asked = f"{{{metric!r}: {budget}}}"
+            raise OptionError(f"harden: budget={budget!r} names no metric", fix=f"write budget={asked}")
+        target = self.target if budget is None else Target.of(budget, DEFAULT)
         if asks_for_latency(target) and self.analysis.costs.latency is None:
             measure_latency(self)
 
@@ -278,7 +283,8 @@ class Wrapped(fx.GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
         with torch.random.fork_rng(devices=[]):  # some gates start with noise, which is overwritten
-            made = Wrapped(self.unwrap(), self._analysis, self.target, self._options())
+            analysis = replace(self._analysis, costs=copy.copy(self._analysis.costs))  # with a latency of its own
+            made = Wrapped(self.unwrap(), analysis, self.target, self._options())
         copy_modes(self, made)
         made._restore(self.state_dict(), self._beside())
         memo[id(self)] = made

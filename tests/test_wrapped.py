@@ -66,6 +66,14 @@ def test_other_names_are_fine(name: str) -> None:
     assert fxprune.export(fxprune.wrap(Named(name), 0.6, example_inputs=IMAGE)).report.error < 1e-9
 
 
+def test_another_budget_names_its_metric() -> None:
+    wrapped = fxprune.wrap(chain(), 0.9, metric="flops", example_inputs=IMAGE)
+    with pytest.raises(OptionError, match=r"names no metric\n  fix: write budget=\{'flops': 0.7\}"):
+        wrapped.harden(budget=0.7)  # type: ignore[arg-type]
+    wrapped.harden(budget={"flops": 0.7})
+    assert wrapped.cost().flops <= 0.7 * wrapped.full_cost().flops
+
+
 # ---------------------------------------------------------------- the first batch
 
 

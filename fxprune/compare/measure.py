@@ -29,13 +29,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def inputs_of(example: Any) -> Inputs:
-    """Positional and keyword arguments."""
-    if isinstance(example, dict):
-        return (), example
-    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
-
-
 def cost(net: nn.Module, inputs: Inputs) -> dict[str, int]:
     """Counted while the net runs; no method's own word is taken for it."""
     found = count(net.eval(), *inputs)
@@ -60,7 +53,7 @@ def latency(slim: nn.Module, full: nn.Module, inputs: Inputs, more: tuple[int, .
         made = noise(*inputs, size, device_of(slim), torch.float32)
         try:
             one, other = in_turns([slim.eval(), full.eval()], made, PAIRS)
-        except (RuntimeError, TypeError, ValueError):  # the net takes the batch size of its example only
+        except Exception:  # the net takes the batch size of its example only
             continue
         found[str(size)] = round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 4)
     return found

@@ -171,7 +171,8 @@ def as_csv(rows: list[Row]) -> str:
     out = csv.writer(text, lineterminator="\n")
     plain = ("entry", "method", "tool", "metric", "budget", "share", "seed", "distilled", "accuracy", "val", "teacher")
     nested = [(group, name) for group in ("cost", "full", "factor", "regular") for name in METRICS]
-    nested += [("latency", "1"), ("latency", "32")]
+    sizes = sorted({size for row in rows for size in row.get("latency") or {}} | {"1", "32"}, key=int)
+    nested += [("latency", size) for size in sizes]
     out.writerow([*plain, "used", "reached", *("_".join(path) for path in nested), "seconds"])
     for row in rows:
         ends = [(row.get(group) or {}).get(name, "") for group, name in nested]

@@ -25,8 +25,9 @@ from fxprune.count import batch_size
 from fxprune.emit.files import write_atomically
 from fxprune.emit.tensors import load_tensors, one_line
 from fxprune.errors import DataError, RunError, TargetError
-from fxprune.latency.stopwatch import Inputs
+from fxprune.latency.stopwatch import Inputs, device_of
 from fxprune.run import FACTS, Run
+from fxprune.tracing import example_arguments
 from fxprune.train import checkpoint
 from fxprune.train.data import Batches, example_of
 from fxprune.train.display import Display
@@ -129,7 +130,7 @@ class _Worker:
         train, val = Batches(loaders[0], "train"), Batches(loaders[1], "val")
         with preserved(), Stop() as stop, Display(Console()) as display:
             trainer = Trainer(
-                train, val, self._metric, _device_of(self.net), self.job.seed, log, display, stop, file, 5, facts,
+                train, val, self._metric, device_of(self.net), self.job.seed, log, display, stop, file, 5, facts,
                 saved,
             )  # fmt: skip
             optimizer = make([{"params": list(self.net.parameters())}])
@@ -147,8 +148,8 @@ class _Worker:
         example = example_of(Batches(loaders[0], "train").first(), entry.batch_size)
         slim, report, seconds = (self._by_prune if entry.method else self._by_tool)(entry, loaders, example)
         full = self.net.eval()
-        inputs = measure.inputs_of(example)
-        place = _device_of(slim)
+        inputs = example_arguments(example)
+        place = device_of(slim)
         scores = self._scores(slim, loaders)
         before, after = measure.cost(full.cpu(), inputs), measure.cost(slim.cpu(), inputs)
         kept, wide = (measure.widths(net, inputs) for net in (slim, full))
@@ -189,7 +190,7 @@ class _Worker:
         """The times of a net that is there already."""
         example = example_of(Batches(self._loaders(self.plan.data)[0], "train").first(), entry.batch_size)
         full = self.net.to(self.plan.device)
-        place = _device_of(full)
+        place = device_of(full)
         try:
             slim = (
                 torch.load(self.folder / NET, map_location=place, weights_only=False)
@@ -197,11 +198,12 @@ class _Worker:
             )  # fmt: skip
         except Exception as error:  # a pickle of the tool's own classes may raise anything
             raise RunError(f"its net cannot be read from {self.folder}: {one_line(error)}") from error
-        return self._times(entry, slim, full, measure.inputs_of(example)) | {"machine": measure.machine()}
+        return self._times(entry, slim, full, example_arguments(example)) | {"machine": measure.machine()}
 
     def _by_prune(self, entry: Entry, loaders: tuple[Any, ...], example: Any) -> tuple[nn.Module, Row, float]:
         if (self.folder / FACTS).exists() and not (self.folder / checkpoint.FILE).exists():
             shutil.rmtree(self.folder)  # a finished run whose row is gone: its checkpoint is, too
+            shutil.rmtree(searches(self.folder), ignore_errors=True)
         chosen = {**entry.settings, **self.parts.functions}
         if chosen["teacher"] == "none":
             chosen["teacher"] = None
@@ -263,7 +265,7 @@ class _Worker:
     def _scores(self, net: nn.Module, loaders: tuple[Any, ...]) -> dict[str, float]:
         """In percent. What counts is the last: the test data, or the validation data where there is none."""
         found = [
-            round(100 * evaluate(net, Batches(loader, name), self._metric, _device_of(net)), 4)
+            round(100 * evaluate(net, Batches(loader, name), self._metric, device_of(net)), 4)
             for loader, name in zip(loaders[1:], ("val", "test"), strict=False)
         ]
         return {"accuracy": found[-1], "val": found[0]}
@@ -275,7 +277,3 @@ def _keep(net: nn.Module, file: Path) -> None:
         torch.save(net, file)
     except Exception:  # there are many ways not to be pickled, and the row is worth more
         file.unlink(missing_ok=True)
-
-
-def _device_of(net: nn.Module) -> torch.device:
-    return next((p.device for p in net.parameters()), torch.device("cpu"))

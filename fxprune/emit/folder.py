@@ -41,8 +41,7 @@ def write_net(slim: nn.Module, folder: Path, version: str) -> Path:
         )
     path = Path(os.path.realpath(folder))
     _check_replaceable(path)
-    text = source(slim, version)
-    _check_complete(text, slim)
+    text = text_of(slim, version)
     tensors = {**dict(slim.named_buffers(remove_duplicate=False)), **slim.state_dict()}
     weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
@@ -52,6 +51,13 @@ def write_net(slim: nn.Module, folder: Path, version: str) -> Path:
 
     _install(path, fill)
     return path
+
+
+def text_of(slim: fx.GraphModule, version: str) -> str:
+    """Its source, of which the net can be made again; ``ExportError`` if there is none."""
+    text = source(slim, version)
+    _check_complete(text, slim)
+    return text
 
 
 def duplicate(folder: Path, target: str | os.PathLike[str]) -> Path:
@@ -85,9 +91,9 @@ def _install(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _replace(new: Path, path: Path, old: Path) -> None:
-    if path.exists():  # a folder that is not empty cannot be replaced at once
-        os.replace(path, old)
     try:
+        if path.exists():  # a folder that is not empty cannot be replaced at once
+            os.replace(path, old)
         os.replace(new, path)
     except BaseException:
         if old.exists():

@@ -28,7 +28,6 @@ from fxprune.tracing.frames import short_source
 _SIZES = ("dim", "size", "numel")
 _FACTS = ("shape", "ndim", "dtype", "device")
 _ARITHMETIC = {*INFIX, *PREFIX} - {operator.matmul}
-_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _LETTERS = ["x", "y", "z", "u", "v", "w", "a", "b", "c", "d", "e"]
 
 
@@ -181,8 +180,6 @@ class Forward:
 
     def _function(self, node: fx.Node) -> Doc:
         function: Any = node.target
-        if function is operator.eq and node.args[1] is False and _target(node.args[0]) in _COMPARISONS:
-            return f"not {flat(self.value(node.args[0]))}"
         if not node.kwargs and function in INFIX and len(node.args) == 2:
             left, right = (self._operand(argument) for argument in node.args)
             return f"{left} {INFIX[function]} {right}"
@@ -217,10 +214,6 @@ class Forward:
         colon = ":" if all(re.fullmatch(r"-?\w*", part) for part in parts) else " : "
         text = colon.join(parts[:2] if not parts[2] else parts)
         return text.strip() if parts[0] else text.lstrip()
-
-
-def _target(argument: Any) -> Any:
-    return argument.target if isinstance(argument, fx.Node) else None
 
 
 def _stem(node: fx.Node) -> str:

@@ -19,7 +19,7 @@ class Records:
         self.reserved = set(reserved)
 
     def name(self, kind: type) -> str:
-        """The name of a plain named tuple or data class; anything that has code of its own is refused."""
+        """The name of a named tuple, whose methods are left out, or of a data class without any; others are refused."""
         if kind not in self.names:
             if not (is_named_tuple(kind) or is_data_class(kind)):
                 raise ExportError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import fields
@@ -64,4 +65,5 @@ def write(path: Path, latency: Latency, machine: dict[str, Any]) -> None:
         temporary.write_text(as_json(latency, machine), encoding="utf-8")
         os.replace(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()

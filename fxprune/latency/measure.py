@@ -88,10 +88,10 @@ def measure(
 def sample(analysis: Analysis, compiled: Compiled) -> Samples:
     generator = np.random.default_rng(0)
     layers = [layer for layer in analysis.layers if layer.gated]
-    masks = []
-    for share in UNIFORM:
+    masks = [] if layers else [np.ones(0, dtype=bool)]
+    for share in UNIFORM if layers else ():
         masks.append(np.concatenate([np.arange(n.variables) < max(1, round(share * n.variables)) for n in layers]))
-    for _ in range(RANDOM):
+    for _ in range(RANDOM if layers else 0):
         shares = np.exp(generator.uniform(np.log(1 / 12), 0, len(layers)))
         masks.append(np.concatenate([generator.random(n.variables) < s for n, s in zip(layers, shares, strict=True)]))
     alive = [analysis.keep_alive(mask, np.zeros(mask.size)) for mask in masks]
@@ -143,11 +143,17 @@ def scale(predicted: Floats, measured: Floats) -> float:
 
 def network_key(analysis: Analysis, model: nn.Module) -> str:
     """Networks with the same one take the same time."""
+    from fxprune import __version__
+
     lines = []
     for node in analysis.channels.trace.graph.nodes:
         value = node.meta.get("value")
         shape = (tuple(value.shape), str(value.dtype)) if isinstance(value, torch.Tensor) else ""
-        lines.append(f"{node.op} {node.name} {node.target if isinstance(node.target, str) else node.name} {shape}")
+        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        what = "" if module is None else f"{type(module).__name__}({module.extra_repr()})"
+        target = node.target if isinstance(node.target, str) else node.name
+        lines.append(f"{node.op} {node.name} {target} {what} {shape}")
     strides = [(name, tuple(p.shape), tuple(p.stride()), str(p.dtype)) for name, p in model.named_parameters()]
     gates = [(layer.name, layer.variables) for layer in analysis.layers if layer.gated]
-    return json.dumps([lines, strides, gates, WRITTEN, READ])
+    ids = analysis.channels.table.size  # what is kept names channels by them
+    return json.dumps([lines, strides, gates, ids, WRITTEN, READ, __version__])

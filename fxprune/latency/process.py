@@ -46,9 +46,11 @@ def own_process() -> Iterator[Timer]:
                 torch.save((list(nets), inputs, rounds, torch.get_num_threads()), file)
                 if not children:
                     children.append(stack.enter_context(_started()))
-                return _answer(children[0], file)
+                if children[0].poll() is None:
+                    return _answer(children[0], file)
             except Exception:  # a net with parts that only this process knows, a system without processes, ...
-                return in_turns(nets, inputs, rounds)
+                pass
+            return in_turns(nets, inputs, rounds)
 
         yield timed
 
@@ -57,12 +59,15 @@ def own_process() -> Iterator[Timer]:
 def _started() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-c", _CHILD, json.dumps(sys.path)], env={**KEEPS_MEMORY, **os.environ}, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     ) as child:  # fmt: skip
         try:
             yield child
         finally:
             child.kill()
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended before, with something left to read
+                child.stdin.close()
 
 
 def _answer(child: subprocess.Popen[str], file: Path) -> list[list[float]]:

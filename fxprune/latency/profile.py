@@ -15,6 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
+from fxprune.count import first_three
 from fxprune.latency.stopwatch import Inputs, device_of, in_turns, now
 
 ROUNDS = 15
@@ -91,7 +92,7 @@ def profile(net: nn.Module, inputs: Inputs, rounds: int = ROUNDS) -> Profile:
 
 
 class _Here:
-    """The path of the module whose forward runs, and how often the model's own code has called an op."""
+    """The path of the module whose forward runs."""
 
     def __init__(self, net: nn.Module, hooks: ExitStack) -> None:
         self.path: list[tuple[str, bool]] = [("", False)]
@@ -139,9 +140,8 @@ class _Watch(TorchFunctionMode):
             )
             tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, torch.Tensor)]
             size = sum(part.numel() * part.element_size() for part in (*tensors, made))
-            self.ops.append(
-                OpTime(layer, name, _kind(name, leaf), tuple(made.shape), taken, _flops(name, args, made), size)
-            )
+            flops = _flops(name, (args, kwargs), made)
+            self.ops.append(OpTime(layer, name, _kind(name, leaf), tuple(made.shape), taken, flops, size))
         return made
 
 
@@ -167,11 +167,11 @@ def _kind(name: str, leaf: bool) -> str:
     return "other"
 
 
-def _flops(name: str, args: Any, made: torch.Tensor) -> int:
-    if name in _CONVOLUTIONS:
-        x, weight = args[0], args[1]
-        places = x if "transpose" in name else made
-        return int(2 * weight.numel() * prod(places.shape[2:]) * made.shape[0])
+def _flops(name: str, given: tuple[Any, Any], made: torch.Tensor) -> int:
+    if name not in (*_CONVOLUTIONS, "linear"):
+        return 0
+    x, weight, _ = first_three(*given[0], **given[1])
     if name == "linear":
-        return int(2 * args[1].numel() * prod(made.shape[:-1]))
-    return 0
+        return int(2 * weight.numel() * prod(made.shape[:-1]))
+    places = x if "transpose" in name else made
+    return int(2 * weight.numel() * prod(places.shape[2:]) * made.shape[0])

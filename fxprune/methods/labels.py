@@ -35,7 +35,7 @@ def labels_of(table: IdTable, layers: list[Layer]) -> Ids:
 
 def _variables(layers: list[Layer]) -> tuple[Ids, Ids]:
     """Per gate variable the first id that it gates, and its layer."""
-    first, owner = [], []
+    first, owner = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for number, layer in enumerate(layers):
         rows = layer.rows.reshape(-1)
         _, place = np.unique(np.where(rows == OPEN, layer.variables, rows), return_index=True)

@@ -11,7 +11,8 @@ def merge(stream: Stream, living: torch.Tensor, dying: torch.Tensor, factors: to
     """``factors`` (living x dying): how much of each living position a dying one is."""
     for reader in stream.readers or ():
         weight = reader.weight.data.transpose(0, reader.axis)  # a view: columns first
-        taken = weight[reader.columns[dying]]  # dying x columns of one position x ...
+        to, of = (reader.columns[part].to(weight.device) for part in (living, dying))
+        taken = weight[of]  # dying x columns of one position x ...
         moved = torch.einsum("ij,j...->i...", factors.to(taken), taken)
-        weight.index_add_(0, reader.columns[living].reshape(-1), moved.flatten(0, 1))
-        weight[reader.columns[dying].reshape(-1)] = 0  # handed over, also where a dying one is still half written
+        weight.index_add_(0, to.reshape(-1), moved.flatten(0, 1))
+        weight[of.reshape(-1)] = 0  # handed over, also where a dying one is still half written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from math import inf
 from numbers import Real
@@ -89,12 +90,13 @@ def make_method(name: str, net: Wrapped, options: Mapping[str, Any]) -> Method:
     """The method of that name for a network."""
     check_choice("method", name, METHODS)
     try:
-        return METHODS[name](net, **options)
+        inspect.signature(METHODS[name]).bind(net, **options)
     except TypeError as error:
         raise OptionError(
             f"method {name!r} cannot take method_options={options!r}: {error}",
             fix="look them up in docs/reference/methods.md",
         ) from error
+    return METHODS[name](net, **options)
 
 
 def positive(name: str, value: Any) -> float:

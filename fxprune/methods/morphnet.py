@@ -63,7 +63,9 @@ class MorphNet(Method):
         return {"looked": self.looked, "weights": self.weights, "first": self.first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.looked, self.weights, self.first = state["looked"], state["weights"], state["first"]
+        self.looked, self.first = state["looked"], state["first"]
+        scales = {writer.layer.name: _scales(writer).detach() for writer in self.writers}
+        self.weights = {name: weights.to(scales[name]) for name, weights in state["weights"].items()}
 
     def _sizes(self, writer: Writer) -> torch.Tensor:
         """Per gate variable, beside what was usual in its layer at the beginning."""
@@ -97,7 +99,7 @@ def _scales(writer: Writer) -> torch.Tensor:
     if norm is not None and isinstance(norm.weight, nn.Parameter):
         return writer.per_variable(norm.weight.abs()).mean(1)
     if not isinstance(writer.weight, nn.Parameter):
-        return torch.ones(writer.layer.variables)
+        return torch.ones(writer.layer.variables, device=writer.weight.device)
     groups, axis = writer.layer.calls[0].groups, 1 if writer.transposed else 0
     weight = writer.weight.abs().reshape(groups, -1, *writer.weight.shape[1:]).transpose(1, 1 + axis)
     return writer.per_variable(weight.reshape(writer.layer.channels, -1).sum(1)).mean(1)

@@ -172,7 +172,8 @@ class _Search:
                 if rest:
                     together = np.logical_or.accumulate(_trials(opened, rest), axis=1)
                     shares = self.used(together)
-                    count = int((shares <= 1).sum())  # at least the first, which fits alone
+                    over = np.flatnonzero(shares > 1)
+                    count = int(over[0]) if over.size else len(rest)  # at least the first, which fits alone
                     opened, used = together[:, count - 1].copy(), shares[count - 1]
                     rest = rest[count + 1 :]  # the next one does not fit
         return opened

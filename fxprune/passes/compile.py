@@ -50,7 +50,7 @@ def compile_slim(
                 fix="keep a channel of it alive: wrap(..., ignore=(the layer that writes it,))",
             ) from error
         for made in itertools.islice(reversed(slim.graph.nodes), len(slim.graph.nodes) - before):
-            made.meta["origin"] = node.name
+            made.meta["origin"], made.meta["axes"] = node.name, getattr(node.meta.get("value"), "ndim", None)
     _drop_unread(slim.graph)
     write_in_place(slim.graph, slim.root, in_place)
     slim.graph.lint()

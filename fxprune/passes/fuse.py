@@ -28,7 +28,7 @@ def fuse_batch_norms(slim: fx.GraphModule) -> int:
             if transposed and layer.groups > 1:
                 continue
             made: nn.Module = fuse_conv_bn_eval(layer, norm, transpose=transposed)
-        elif isinstance(layer, nn.Linear) and isinstance(norm, nn.BatchNorm1d):
+        elif isinstance(layer, nn.Linear) and isinstance(norm, nn.BatchNorm1d) and _axes(node) == 2:
             made = fuse_linear_bn_eval(layer, norm)
         else:
             continue
@@ -39,3 +39,9 @@ def fuse_batch_norms(slim: fx.GraphModule) -> int:
     slim.delete_all_unused_submodules()
     slim.recompile()
     return fused
+
+
+def _axes(node: fx.Node) -> int | None:
+    """Of its result: a norm of more than two is over another axis than a linear layer."""
+    found: int | None = node.meta["axes"] if "axes" in node.meta else getattr(node.meta.get("value"), "ndim", None)
+    return found

@@ -19,6 +19,7 @@ from fxprune.tracing.copies import copy_module
 from fxprune.train.checkpoint import load, save
 from fxprune.train.data import Batches, call, explained
 from fxprune.train.identity import checksum
+from fxprune.train.randomness import preserved
 
 
 class Indexed(Dataset[Any]):
@@ -68,9 +69,7 @@ class CachedTeacher:
         found = _read(path)
         if found is None or not self._is_of(found, teacher, dataset, pair):
             logits = _computed(teacher, dataset, pair, batch_size)
-            with told("written", path, RunError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            save(path, {"teacher": self.identity, "logits": logits})
+            _write(path, {"teacher": self.identity, "logits": logits})
             found = load(path, mapped=True)
         self.logits: torch.Tensor = found["logits"]
 
@@ -100,6 +99,20 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def _write(path: Path, state: dict[str, Any]) -> None:
+    """Other processes may do the same at the same time."""
+    own = path.with_name(f".{path.name}.{os.getpid()}")
+    with told("written", path, RunError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save(own, state)
+            os.replace(own, path)
+        except RunError as error:
+            raise RunError(f"{path} cannot be written", fix="make room on the disk, or name another file") from error
+        finally:
+            own.unlink(missing_ok=True)
+
+
 def _check_fixed(dataset: Any) -> None:
     """A few samples, each looked at twice."""
     if isinstance(dataset, DataLoader):
@@ -122,7 +135,7 @@ def _computed(
     net = copy_module(teacher).eval()
     place = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
     rows = []
-    with torch.no_grad():
+    with torch.no_grad(), preserved():
         for _, batch in Batches(DataLoader(dataset, batch_size), "the dataset").epoch(0, "teacher"):
             with explained("a sample", "the teacher", fix="a dataset gives single samples, not batches"):
                 output = call(net, batch.to(place).inputs)

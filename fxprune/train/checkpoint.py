@@ -21,7 +21,8 @@ _RUN: dict[str, Any] = {
 }  # fmt: skip
 _AT: dict[str, Any] = {"epoch": int, "batch": int, "total": NUMBER, "samples": int, "accuracy": (*NUMBER, NOTHING)}
 _KEPT: dict[str, Any] = {
-    "accuracy": Table((*NUMBER, NOTHING)), "teacher": dict, "hardened": dict, "reached": NUMBER, "statistics": int
+    "accuracy": Table((*NUMBER, NOTHING)), "teacher": dict, "hardened": dict, "reached": NUMBER, "statistics": int,
+    "latency": str,
 }  # fmt: skip
 
 

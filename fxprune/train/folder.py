@@ -40,8 +40,9 @@ def _open_run(path: Path, wrapped: Wrapped, facts: dict[str, Any], resume: bool)
             _compare(path, saved["facts"], facts)
             return Run(path), saved
         (path / FILE).unlink()  # stopped before its first step, by a mistake that is mended now
-    if resume and path.is_dir() and all(_is_early(entry) for entry in path.iterdir()):
-        for entry in path.iterdir():  # cut off before there was anything to keep
+    inside = list(path.iterdir()) if resume and path.is_dir() else []
+    if any(FACTS in entry.name for entry in inside) and all(map(_is_early, inside)):
+        for entry in inside:  # a run that was cut off before there was anything to keep
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     return Run.create(path, wrapped), None
 

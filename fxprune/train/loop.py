@@ -18,9 +18,11 @@ from fxprune.budget.cost import LATENCY, METRICS
 from fxprune.count import batch_size as count_batch
 from fxprune.emit.files import reason, write_atomically
 from fxprune.errors import OptionError, RunError
+from fxprune.latency.cache import as_json, from_json
 from fxprune.methods import Method, make_method
-from fxprune.run import STAGES, Run
+from fxprune.run import STAGES, Run, check_writable
 from fxprune.slimming import present_ids
+from fxprune.timing import use_latency
 from fxprune.tracing.copies import copy_module
 from fxprune.train.cached import CachedTeacher
 from fxprune.train.checkpoint import FILE, unfit
@@ -86,6 +88,8 @@ def run_all(
         wrapped = tools.wrap(base, example)
         make_method(settings.method, wrapped, settings.method_options)
         wrapped.harden()  # a budget that cannot be met shows now, not after the training
+        if folder is not None:
+            check_writable(wrapped)  # the same
         facts = _facts(model, wrapped, batches, settings)
         if LATENCY in facts["budget"]:
             facts["batch_size"] = count_batch(*wrapped.analysis.channels.trace.example)
@@ -177,6 +181,8 @@ class _Pruning:
                 self.run.write_hardened(wrapped)
         else:
             self._load(wrapped, "hardened")
+            if "latency" in self.kept:
+                use_latency(wrapped.analysis, from_json(self.kept["latency"]))
         slim = self._fine_tune(wrapped, teaching)
         return self._finish(wrapped, slim)
 
@@ -222,6 +228,9 @@ class _Pruning:
         self.kept["statistics"] = reestimate(wrapped, self.trainer.train, self.trainer.device, self.settings.seed)
         self.kept["accuracy"]["hardened"] = self.trainer.evaluate(wrapped)
         self.kept["hardened"] = _copied(wrapped)
+        latency = wrapped.analysis.costs.latency
+        if latency is not None:  # corrected by what the net was measured to take
+            self.kept["latency"] = as_json(latency, {})
 
     def _fine_tune(self, wrapped: Wrapped, teaching: Teaching) -> fx.GraphModule:
         wrapped.eval()

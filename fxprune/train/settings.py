@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -118,14 +119,19 @@ class Settings:
         return {
             "epochs": list(self.epochs),
             "method": self.method,
-            "method_options": dict(self.method_options),
+            "method_options": {name: _plain(value) for name, value in self.method_options.items()},
             "optimizer": f"{type(optimizer).__name__}({', '.join(f'{k}={v}' for k, v in options.items())})",
             "noise": self.noise,
             "schedule": self.schedule,
-            "alpha": self.alpha,
-            "temperature": self.temperature,
+            "alpha": float(self.alpha),
+            "temperature": float(self.temperature),
             "seed": self.seed,
         }
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as one of Python's: a checkpoint holds no others."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def three(epochs: Any) -> tuple[int, int, int]:

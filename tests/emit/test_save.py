@@ -177,11 +177,47 @@ def test_fused(tmp_path: Path) -> None:
     assert error(call(fxprune.load(folder), example), call(slim, example)) == 0
 
 
+class Tokens(nn.Module):
+    """A linear layer over the last axis, and a norm over the one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix, self.norm = nn.Conv1d(3, 8, 1), nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.mix(self.conv(x)))
+
+
+class Flat(Tokens):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.mix(self.conv(x).mean(-1)))
+
+
+@pytest.mark.parametrize(("kind", "fused"), [(Tokens, 0), (Flat, 1)])
+def test_a_norm_is_folded_where_it_is_over_the_features(kind: type[nn.Module], fused: int) -> None:
+    net = kind().double().eval()
+    net.norm.running_mean.normal_()
+    net.norm.running_var.uniform_(0.5, 2)
+    x = torch.randn(4, 3, 8, dtype=torch.float64)
+    slim = fxprune.export(fxprune.wrap(net, 1.0, example_inputs=x), fuse=True)
+    assert slim.report.fused == fused
+    torch.testing.assert_close(slim(x), net(x), rtol=0, atol=1e-12)
+
+
 # -------------------------------------------------------------------- graphs that are not from the zoo
 
 
 def _saved(model: nn.Module, folder: Path) -> nn.Module:
     return fxprune.load(fxprune.save(fx.symbolic_trace(model), folder))
+
+
+class Not(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x > 0) == False  # noqa: E712
+
+
+def test_a_comparison_with_false_is_elementwise(tmp_path: Path) -> None:
+    assert _saved(Not(), tmp_path / "slim")(torch.tensor([-1.0, 1.0])).tolist() == [True, False]
 
 
 def test_arguments(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,29 +120,6 @@ def test_a_machine_on_which_time_jumps(wrapped: Wrapped, monkeypatch: pytest.Mon
     assert 0.3 < used <= 0.4 and used == pytest.approx(max(share for share in tried if share <= 0.4), rel=1e-3)
 
 
-def test_nets_are_timed_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as many threads, and with what is done only once per call done only once."""
-    nets = [fxprune.export(fxprune.wrap(small(), share, example_inputs=X)).eval() for share in (1 / 8, 1.0)]
-    monkeypatch.setattr("fxprune.latency.process.in_turns", lambda *_: pytest.fail("timed here"))
-    with process.own_process() as timed:
-        for rounds in (5, 3):
-            slim, full = timed(nets, ((X,), {}), rounds)
-            assert len(slim) == len(full) == rounds and min(*slim, *full) > 0
-
-
-def test_nets_that_no_other_process_can_read_are_timed_here() -> None:
-    class Here(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + 1
-
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), Here(), nn.Conv2d(4, 2, 1))
-    slim = fxprune.export(fxprune.wrap(net, 1.0, example_inputs=X, leaf=[Here])).eval()
-    other = fxprune.export(fxprune.wrap(small(), 1.0, example_inputs=X)).eval()
-    with process.own_process() as timed:
-        for net in (slim, slim, other):  # nor does it matter to the next ones
-            assert len(timed([net], ((X,), {}), 3)[0]) == 3
-
-
 def test_a_budget_of_latency_is_met_by_its_own_measure(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fxprune.timing.own_process", process.own_process)
     full = wrapped.full_cost().latency
@@ -175,6 +154,54 @@ def test_a_network_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch
 def test_copies_and_pickles_count_alike(wrapped: Wrapped) -> None:
     for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
         assert other.full_cost() == wrapped.full_cost()
+
+
+def test_a_copy_learns_for_itself_what_it_takes(wrapped: Wrapped) -> None:
+    before = wrapped.full_cost()
+    use_latency(copy.deepcopy(wrapped).analysis, some_latency())
+    assert wrapped.full_cost() == before
+
+
+@pytest.mark.parametrize("change", [{"2": nn.GELU()}, {"3": nn.Conv2d(4, 3, 3, padding=2, dilation=2)}])
+def test_other_layers_are_another_network(cache: Path, change: dict[str, nn.Module]) -> None:
+    for changes in ({}, change):
+        layers = [nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1)]
+        net = nn.Sequential(*(changes.get(str(number), layer) for number, layer in enumerate(layers)))
+        fxprune.wrap(net, 0.9, metric="latency", example_inputs=X)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FXPRUNE_CACHE", str(tmp_path / "file"))
+    assert fxprune.wrap(small(), 1 / 2, metric="latency", example_inputs=X).full_cost().latency > 0
+
+
+def test_a_network_without_gates() -> None:
+    wrapped = fxprune.wrap(small(), 1 / 2, metric="latency", example_inputs=X, ignore=["*"])
+    with pytest.raises(OptionError, match="the budget cannot be met"):
+        wrapped.harden()
+
+
+def test_several_processes_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    with pytest.raises(OptionError, match="each of several processes"):
+        fxprune.wrap(small(), 1 / 2, metric="latency", example_inputs=X)
+
+
+def test_a_resumed_run_knows_what_its_net_was_measured_to_take(tmp_path: Path) -> None:
+    data = [(torch.randn(2, 3, 16, 16), torch.tensor([0, 1])) for _ in range(2)]
+
+    def run(**changes: Any) -> fxprune.Pruned:
+        return fxprune.prune(
+            small(), data, None, budget=1 / 2, metric="latency", epochs=(1, 1, 0), teacher=None, run=tmp_path / "run",
+            progress=False, **changes,
+        )  # fmt: skip
+
+    first = run()
+    shutil.rmtree(tmp_path / "run" / "slim")
+    assert run().report["cost"] == first.report["cost"]
 
 
 def test_what_is_kept_is_what_was_measured() -> None:

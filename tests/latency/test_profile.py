@@ -28,6 +28,20 @@ def test_every_convolution_is_there_with_its_work() -> None:
     assert conv.bytes == size and conv.intensity == pytest.approx(conv.flops / size)
 
 
+class Named(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4, 3, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, weight=self.weight)
+
+
+def test_arguments_by_name() -> None:
+    (op,) = profile(Named(), ((torch.zeros(1, 3, 2, 2),), {}), rounds=2).ops
+    assert op.flops == 2 * 12 * 4
+
+
 def test_a_saved_slim_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrapped = fxprune.wrap(resnet8(width=8), 1 / 4, example_inputs=torch.zeros(1, 3, 16, 16))
     fxprune.save(fxprune.export(wrapped.harden()), tmp_path / "slim")

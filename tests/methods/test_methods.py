@@ -173,6 +173,20 @@ def test_method_of_a_users_own() -> None:
         del METHODS["last"]
 
 
+def test_a_mistake_inside_of_a_users_own_method_is_told_as_such() -> None:
+    @register("broken")
+    class Broken(Method):
+        def __init__(self, net: Wrapped) -> None:
+            super().__init__(net)
+            self.first = len(3)  # type: ignore[arg-type]
+
+    try:
+        with pytest.raises(TypeError, match="has no len"):
+            small_run(None, method="broken")
+    finally:
+        del METHODS["broken"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

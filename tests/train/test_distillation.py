@@ -106,6 +106,15 @@ def test_other_samples_or_another_pair_are_asked_again(tmp_path: Path) -> None:
     assert not fxprune.CachedTeacher(teacher, other, file, pair=lambda out: out * 0).logits.any()
 
 
+def test_caching_draws_nothing(tmp_path: Path) -> None:
+    teacher, data = net(), TensorDataset(torch.randn(6, 1, 4, 4), torch.zeros(6).long())
+    before = torch.random.get_rng_state()
+    for _ in range(2):  # computed, and looked at again
+        fxprune.CachedTeacher(teacher, data, tmp_path / "logits.pt")
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert [path.name for path in tmp_path.iterdir()] == ["logits.pt"]
+
+
 def test_pruning_by_cached_logits(tmp_path: Path) -> None:
     """The same as with the teacher itself where nothing is augmented."""
     data = TensorDataset(torch.randn(12, 1, 4, 4), torch.arange(12) % 3)

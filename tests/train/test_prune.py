@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fxprune
-from fxprune.errors import DataError, InputError, OptionError
+from fxprune.errors import DataError, InputError, OptionError, RunError
 from fxprune.run import Run
 from fxprune.train.data import Batch, Batches, example_of
 from fxprune.train.measure import evaluate
@@ -354,6 +355,25 @@ def test_a_mistake_before_the_first_step_leaves_the_folder_free(tmp_path: Path) 
         fxprune.prune(tiny(), pairs(), None, run=tmp_path, seed=1, **wrong, **QUICK)
     made = fxprune.prune(tiny(), pairs(), None, run=tmp_path, seed=2, **QUICK)
     assert made.report["settings"]["seed"] == 2
+
+
+class Own(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_a_net_that_no_folder_can_keep_is_refused_before_it_is_trained(tmp_path: Path) -> None:
+    net = nn.Sequential(Own(), tiny())
+    with pytest.raises(RunError, match=r"keeps its nets as source .*test_prune\.Own"):
+        fxprune.prune(net, pairs(), None, run=tmp_path / "run", leaf=[Own], **QUICK)
+    assert not (tmp_path / "run").exists()
+    assert fxprune.prune(net, pairs(), None, leaf=[Own], **QUICK).slim is not None
+
+
+def test_numbers_of_numpy(tmp_path: Path) -> None:
+    given = {"alpha": np.float64(0.5), "method": "lzr", "method_options": {"strength": np.float32(1)}}
+    made = fxprune.prune(tiny(), pairs(), None, run=tmp_path / "run", **QUICK, **given)
+    assert made.report["settings"]["alpha"] == 0.5
 
 
 def test_a_folder_that_cannot_be_written() -> None:

@@ -134,6 +134,14 @@ def test_other_settings_are_refused(plain: fxprune.Pruned) -> None:
         small_run(plain.run, resume=False)
 
 
+def test_logs_of_another_program_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "events").touch()
+    with pytest.raises(RunError, match="not an empty folder"):
+        small_run(tmp_path)
+    assert (tmp_path / "tensorboard" / "events").exists()
+
+
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(RunError, match="not an empty folder"):
