@@ -39,6 +39,7 @@ class Site:
     ids: torch.Tensor
     gate: torch.Tensor | None
     in_norm: bool = False  # the multiply hides in a batch norm, which takes a plain vector
+    samples: bool = True  # lie on axis 0; else one draw for all of them has to do
     has_open: bool = field(init=False)  # some channels hang on no gate variable
     start: int = field(init=False)  # where its variables start if they are a run of the flat parameter, else -1
 
@@ -175,7 +176,12 @@ class GateBank(nn.Module):
                 if site.start >= 0
                 else padded[..., site.gate.reshape(-1)]
             )
-            found.append(taken.reshape(site.shape if z.ndim == 1 else (z.shape[0], *site.gate.shape[1:])))
+            if z.ndim == 1:
+                found.append(taken.reshape(site.shape))
+            elif site.samples:
+                found.append(taken.reshape(z.shape[0], *site.gate.shape[1:]))
+            else:
+                found.append(taken[0].reshape(site.gate.shape))
         return found
 
 

@@ -79,7 +79,11 @@ def load_module(reference: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
+    """Run once, however many things are taken from it: a rule in it can be registered only once."""
     name = f"_fxprune_file_{path.stem}"  # must not hide an installed module of the same name
+    before = sys.modules.get(name)
+    if before is not None and before.__file__ == str(path.resolve()):
+        return before
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise TargetError(f"{path} is not a Python file", fix=_FORM)

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from fxprune.core import Channels
+from fxprune.count import batch_size
 from fxprune.ids import OPEN, Ids
 from fxprune.layers import GATED, Site, apply_gate, apply_mask
 from fxprune.passes.analysis import Analysis
@@ -22,14 +23,15 @@ def find_sites(analysis: Analysis) -> list[tuple[fx.Node, Site]]:
     """Every node whose output is gated or masked: layers (behind their batch norm), and ops that break zeros."""
     channels = analysis.channels
     mortal = _mortal(analysis)
-    gate_of = _gate_of(channels)
+    gate_of, batch = _gate_of(channels), batch_size(*channels.trace.example)
     found: dict[fx.Node, Site] = {}
     for mixer in channels.mixers:
         node = channels.anchors.get(mixer.node, mixer.node)
         flow = channels.flows[node]
-        gate = gate_of[flow.ids]
+        gate = gate_of[mixer.ids.reshape(flow.ids.shape)]  # what flows on may hang on more than its gate
         if (gate != OPEN).any():
-            found[node] = Site(torch.from_numpy(flow.ids), torch.from_numpy(gate))
+            samples = node.meta["value"].shape[0] == batch and flow.ids.shape[0] == 1
+            found[node] = Site(torch.from_numpy(flow.ids), torch.from_numpy(gate), samples=samples)
         elif mortal[flow.ids].any():
             found[node] = Site(torch.from_numpy(flow.ids), None)
     for node in channels.masks:

@@ -24,7 +24,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Line:
-    """``style`` names how it is drawn: as the page's class of that name. Points at which y is None are left out."""
+    """``style`` names how it is drawn: as the page's class of that name."""
 
     name: str
     style: str

@@ -23,12 +23,12 @@ def human(number: float) -> str:
 
 def percent(share: float) -> str:
     """
-    >>> [percent(share) for share in (0, 0.00004, 0.0012, 0.3232, 0.9999, 1)]
-    ['0', '<0.1', '0.1', '32.3', '>99.9', '100']
+    >>> [percent(share) for share in (0, 0.00004, 0.0012, 0.3232, 0.9999, 1, 1.4)]
+    ['0', '<0.1', '0.1', '32.3', '>99.9', '100', '140.0']
     """
     if min(share, abs(1 - share)) < 1e-9:  # sums of shares are rounded
         return f"{share * 100:.0f}"
-    if not 0.0005 <= share < 0.9995:
+    if share < 0.0005 or 0.9995 <= share < 1:
         return "<0.1" if share < 0.5 else ">99.9"
     return f"{share * 100:.1f}"
 

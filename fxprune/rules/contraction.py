@@ -42,14 +42,8 @@ def contract(op: Op, operands: Sequence[Any], letters: Sequence[str], out: str) 
     return Flow(sums.reshape(shape))
 
 
-@rule(torch.einsum)
-def einsum(op: Op) -> Flow | None:
-    operands, letters, out = _written(op)
-    return contract(op, operands, letters, out)
-
-
-@rule(torch.tensordot)
-def tensordot(op: Op) -> Flow:
+@rule(torch.einsum, torch.tensordot)
+def contraction(op: Op) -> Flow:
     operands, letters, out = _written(op)
     return contract(op, operands, letters, out)
 
@@ -93,8 +87,7 @@ def _tensordot_letters(ranks: list[int], dims: Any) -> list[str]:
     return [left, "".join(right)]
 
 
-@einsum.emitter
-@tensordot.emitter
+@contraction.emitter
 def _contract(op: Op, slim: Slim) -> Piece | None:
     """Every operand at the channels that the sums run over, or that the result has."""
     operands, letters, out = _written(op)

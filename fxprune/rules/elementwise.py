@@ -31,12 +31,11 @@ def _targets(names: str, *others: Hashable) -> list[Hashable]:
 KEEPS_ZERO = _targets(
     """relu relu6 leaky_relu rrelu elu selu celu gelu silu mish hardswish tanh tanhshrink softsign hardshrink softshrink
     sin tan asin atan sinh asinh erf abs absolute neg negative positive sign sgn sqrt square floor ceil round trunc fix
-    frac expm1 log1p nan_to_num conj real imag dropout dropout1d dropout2d dropout3d alpha_dropout
-    feature_alpha_dropout feature_dropout contiguous clone detach to float double half bfloat16 type type_as cpu cuda
-    requires_grad_""",
+    frac expm1 log1p nan_to_num conj real imag dropout dropout1d dropout2d dropout3d feature_dropout contiguous clone
+    detach to float double half bfloat16 type cpu cuda requires_grad_""",
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,
     nn.Tanh, nn.Tanhshrink, nn.Softsign, nn.Hardshrink, nn.Softshrink, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
-    nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, operator.neg, operator.pos, operator.abs, round,
+    nn.Dropout3d, operator.neg, operator.pos, operator.abs, round,
 )  # fmt: skip
 BREAKS_ZERO = _targets(
     """sigmoid hardsigmoid logsigmoid softplus exp exp2 log log2 log10 cos acos cosh acosh atanh erfc rsqrt reciprocal
@@ -55,14 +54,28 @@ def breaks_zero(op: Op) -> Flow:
     return Flow(op.flow().ids, clean=False, scaler=True)
 
 
+@rule(*_targets("alpha_dropout feature_alpha_dropout", nn.AlphaDropout, nn.FeatureAlphaDropout))
+def alpha_dropout(op: Op) -> Flow:
+    """While training it makes something of zeros."""
+    return replace(op.flow(), clean=False, writer=None)
+
+
+@rule("type_as")
+def type_as(op: Op) -> Flow:
+    """Of the other tensor nothing is read but its type."""
+    return unwritten(op.flow())
+
+
 @rule(nn.Identity)
 def identity(op: Op) -> Flow:
-    return op.flow()
+    return op.flow() if len(op.node.users) == 1 else unwritten(op.flow())  # others read what a batch norm would gate
 
 
 @rule(nn.PReLU, F.prelu, torch.prelu, "prelu")
-def prelu(op: Op) -> Flow:
+def prelu(op: Op) -> Flow | None:
     flow = op.flow()
+    if op.find(op.raw(1, "weight")) is not None:
+        return None  # computed from the input
     if _width(op) > 1:
         ids = flow.along(1, op.table, op.out.shape[1])
         op.notes.affines.append(Affine(op.node, str(op.node.target), ids, 1))
@@ -74,7 +87,7 @@ def clamp(op: Op) -> Flow:
     """Zero stays zero exactly when it lies within the bounds."""
     low, high = -1.0, 1.0
     if op.node.target in ("clamp_min", "clamp_max"):
-        bound = op.args[1]
+        bound = op.value(1, "min", "max")
         low, high = (bound, float("inf")) if op.node.target == "clamp_min" else (float("-inf"), bound)
     elif isinstance(op.module, nn.Hardtanh):
         low, high = op.module.min_val, op.module.max_val
@@ -84,7 +97,10 @@ def clamp(op: Op) -> Flow:
         low, high = op.get("min", 1), op.get("max", 2)
         low, high = float("-inf") if low is None else low, float("inf") if high is None else high
     inside = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= 0 <= high
-    return replace(op.flow(), clean=inside, writer=None)
+    ids = op.flow().ids
+    for bound in op.inputs[1:]:
+        ids = also_reads(op.table, ids, op.find(bound))
+    return replace(op.flow(), ids=ids, clean=inside, writer=None)
 
 
 @rule(torch.pow, "pow", operator.pow, "__pow__", "__rpow__")
@@ -132,17 +148,11 @@ def also_reads(table: IdTable, ids: Ids, other: Flow | None) -> Ids:
 _SOFTMAX = _targets("softmax log_softmax softmin cumsum", nn.Softmax, nn.LogSoftmax, nn.Softmin)
 
 
-@rule(*_SOFTMAX, F.normalize)
+@rule(*_SOFTMAX, nn.Softmax2d, F.normalize, F.local_response_norm, nn.LocalResponseNorm)
 def along_axis(op: Op) -> Flow:
     """Reads a whole axis: elementwise for channels that lie on another one, else it needs every living channel."""
-    normalize = op.node.target is F.normalize
-    return share_statistics(op, statistics_axes(op), clean=normalize, scaler=not normalize)
-
-
-@rule(nn.Softmax2d, F.local_response_norm, nn.LocalResponseNorm)
-def over_channels(op: Op) -> Flow:
-    softmax = isinstance(op.module, nn.Softmax2d)
-    return share_statistics(op, statistics_axes(op), clean=not softmax, scaler=softmax)
+    norm = op.node.target in (F.normalize, F.local_response_norm) or isinstance(op.module, nn.LocalResponseNorm)
+    return share_statistics(op, statistics_axes(op), clean=norm, scaler=not norm)
 
 
 def statistics_axes(op: Op) -> list[int]:
@@ -150,7 +160,8 @@ def statistics_axes(op: Op) -> list[int]:
         return [op.out.ndim - 3 if isinstance(op.module, nn.Softmax2d) else 1]
     position, default = (2, 1) if op.node.target is F.normalize else (1, None)
     dim = op.get("dim", position, default)
-    return list(range(op.out.ndim)) if dim is None else [int(dim) % op.out.ndim]
+    dims = range(op.out.ndim) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
+    return [int(axis) % op.out.ndim for axis in dims]
 
 
 def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = False) -> Flow:
@@ -169,6 +180,17 @@ def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = Fal
     return Flow(ids, clean, scaler or flow.scaler)
 
 
+@type_as.emitter
+def _type_as(op: Op, slim: Slim) -> Piece | None:
+    piece, other = slim.piece(op.node.args[0]), op.raw(1, "other")
+    if piece is None:
+        return None
+    like = slim.piece(other) if slim.flow(other) is not None else Piece(slim.argument(other))
+    call = slim.graph.call_method
+    node = call("to", (piece.node, op.out.dtype)) if like is None else call("type_as", (piece.node, like.node))
+    return Piece(node, piece.axis, piece.positions)
+
+
 @prelu.emitter
 def _prelu(op: Op, slim: Slim) -> Piece | None:
     if op.module is None:
@@ -177,7 +199,6 @@ def _prelu(op: Op, slim: Slim) -> Piece | None:
 
 
 @along_axis.emitter
-@over_channels.emitter
 def _along_axis(op: Op, slim: Slim) -> Piece | None:
     return beside_channels(op, slim, statistics_axes(op))
 

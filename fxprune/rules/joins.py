@@ -37,11 +37,11 @@ def add(op: Op) -> Flow | None:
         return None
     if len(flows) == 1:  # a number or a per-channel parameter: nothing joins, but a dead channel becomes that number
         constant = next((argument for argument, flow in operands if flow is None), 0)
-        return replace(flows[0], clean=_is_zero(constant), writer=None)
-    return Flow(_any_of(op, flows))
+        return replace(_at_rank(op, flows[0]), clean=_is_zero(constant), writer=None)
+    return Flow(any_of(op, flows))
 
 
-def _any_of(op: Op, flows: list[Flow]) -> Ids:
+def any_of(op: Op, flows: list[Flow]) -> Ids:
     """*any*; but an operand that alone gives the result its size (the others broadcast) must not die altogether."""
     ids = op.table.any(*(flow.ids for flow in flows))
     shapes = {
@@ -64,8 +64,14 @@ def multiply(op: Op) -> Flow | None:
     if not flows:
         return None
     if len(flows) == 1:
-        return unwritten(flows[0])
+        return unwritten(_at_rank(op, flows[0]))
     return _scaled(op, flows)
+
+
+def _at_rank(op: Op, flow: Flow) -> Flow:
+    """A constant may have more axes: channels come to lie that much further behind."""
+    lead = op.out.ndim - flow.ids.ndim
+    return replace(flow, ids=flow.ids.reshape((1,) * lead + flow.ids.shape)) if lead else flow
 
 
 def _scaled(op: Op, flows: list[Flow]) -> Flow:
@@ -83,9 +89,9 @@ def _scaled(op: Op, flows: list[Flow]) -> Flow:
 def divide(op: Op) -> Flow | None:
     (_, numerator), (_, denominator) = _operands(op, "input", "other")
     if denominator is None:
-        return unwritten(numerator) if numerator is not None else None
+        return unwritten(_at_rank(op, numerator)) if numerator is not None else None
     if numerator is None:
-        return Flow(denominator.ids, clean=False)
+        return Flow(_at_rank(op, denominator).ids, clean=False)
     return Flow(op.table.all(numerator.ids, denominator.ids), clean=False)
 
 
@@ -96,13 +102,14 @@ def divide(op: Op) -> Flow | None:
 )  # fmt: skip
 def compare(op: Op) -> Flow | None:
     flows = [flow for _, flow in _operands(op, "input", "other") if flow is not None]
-    return Flow(op.table.any(*(flow.ids for flow in flows)), clean=False) if flows else None
+    return Flow(any_of(op, flows), clean=False) if flows else None
 
 
 @rule(torch.where, "where")
 def where(op: Op) -> Flow | None:
-    operands = _operands(op, "condition", "input", "other")
-    if op.node.op == "call_method":  # x.where(condition, other)
+    is_method = op.node.op == "call_method"  # x.where(condition, other)
+    operands = _operands(op, *(("input", "condition", "other") if is_method else ("condition", "input", "other")))
+    if is_method and len(operands) == 3:
         operands = [operands[1], operands[0], operands[2]]
     if len(operands) != 3:
         return None
@@ -110,7 +117,7 @@ def where(op: Op) -> Flow | None:
     if not flows:
         return None
     clean = all(_is_zero(argument) for argument, flow in operands[1:] if flow is None)
-    return Flow(also_reads(op.table, _any_of(op, flows), operands[0][1]), clean)
+    return Flow(also_reads(op.table, any_of(op, flows), operands[0][1]), clean)
 
 
 @rule(torch.addcmul, "addcmul")
@@ -118,8 +125,8 @@ def addcmul(op: Op) -> Flow | None:
     (_, base), (_, one), (_, other) = _operands(op, "input", "tensor1", "tensor2")
     factors = [flow for flow in (one, other) if flow is not None]
     product = _scaled(op, factors) if len(factors) == 2 else factors[0] if factors else None
-    added = [flow.ids for flow in (base, product) if flow is not None]
-    return Flow(op.table.any(*added), clean=len(added) == 2) if added else None  # a parameter added breaks zeros
+    added = [flow for flow in (base, product) if flow is not None]
+    return Flow(any_of(op, added), clean=len(added) == 2) if added else None  # a parameter added breaks zeros
 
 
 _ELSE = ("lerp", "hypot", "logaddexp", "logaddexp2")  # not atan2: the sign of a dead zero is anyone's guess
@@ -128,7 +135,7 @@ _ELSE = ("lerp", "hypot", "logaddexp", "logaddexp2")  # not atan2: the sign of a
 @rule(*(getattr(torch, name) for name in _ELSE), *_ELSE, torch.complex, torch.polar)
 def of_several(op: Op) -> Flow:
     """Element by element, of several tensors: whatever becomes of zeros, where nothing lives a mask follows."""
-    return Flow(_any_of(op, [op.flows[node] for node in op.inputs]), clean=False)
+    return Flow(any_of(op, [op.flows[node] for node in op.inputs]), clean=False)
 
 
 @rule(F.glu, nn.GLU)
@@ -152,14 +159,15 @@ _ADDS = (operator.add, torch.add, "add", "__add__", "__radd__")
 def _add(op: Op, slim: Slim) -> Piece | None:
     """Two branches meet: by what their channel sets are, a plain add, a slice add, a scatter-add or a concat."""
     if len(op.inputs) == 1:
-        return same_op(op, slim) if op.node.args.count(op.inputs[0]) == 1 else both(op, slim)
+        once = op.node.args.count(op.inputs[0]) == 1 and op.inputs[0].meta["value"].ndim == op.out.ndim
+        return same_op(op, slim) if once else both(op, slim)
     flow = slim.flow(op.node)
     pieces = [slim.piece(node) for node in op.inputs]
     alive = [node for node, piece in zip(op.inputs, pieces, strict=True) if piece is not None]
     plain = op.node.target in _ADDS and "alpha" not in op.node.kwargs and len(op.node.args) == 2
     shapes = {tuple(node.meta["value"].shape) for node in op.inputs}
     kinds = {node.meta["value"].dtype for node in op.inputs}
-    if plain and len(alive) == 1 and shapes == {tuple(op.out.shape)}:
+    if plain and len(alive) == len(kinds) == 1 and shapes == {tuple(op.out.shape)}:
         slim.joined(op, "through")
         return slim.piece(alive[0])
     if not plain or flow is None or flow.axis is None or len(shapes) > 1 or len(kinds) > 1 or len(alive) < 2:

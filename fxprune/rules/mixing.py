@@ -65,14 +65,29 @@ _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 )  # fmt: skip
 def convolution(op: Op) -> Flow | None:
     weight, value = op.get("weight", 1), op.value()
-    if op.find(op.raw(1, "weight")) is not None:
-        return None  # the kernel is computed from the input: not a layer
+    if _computed(op):
+        return None
     groups = op.get("groups", 6, 1)  # (input, weight, bias, stride, padding, dilation or output_padding, groups)
     axis = op.out.ndim - weight.ndim + 1
     inputs = op.flow().along(axis, op.table, value.shape[axis]).reshape(groups, -1)
     area = positions(op.out.shape, axis, op.notes.batch)
     sites = positions(value.shape, axis, op.notes.batch) if is_transposed(op) else area
     return _mix(op, inputs, op.out.shape[axis] // groups, axis, area=area, sites=sites, is_conv=True)
+
+
+def _computed(op: Op) -> bool:
+    """Not a layer: its weight or bias is computed from the input, or its settings from the input's size."""
+    if op.module is not None:
+        return False
+    if any(op.find(op.raw(position, name)) is not None for position, name in ((1, "weight"), (2, "bias"))):
+        return True
+    places = {"stride": 3, "padding": 4, "output_padding": 5, "dilation": 7} if is_transposed(op) else (
+        {"stride": 3, "padding": 4, "dilation": 5})  # fmt: skip
+    try:
+        fx.node.map_arg([op.raw(position, name) for name, position in places.items()], op.notes.constants.constant)
+    except ValueError:
+        return True
+    return False
 
 
 def is_transposed(op: Op) -> bool:
@@ -83,7 +98,7 @@ def is_transposed(op: Op) -> bool:
 def linear(op: Op) -> Flow | None:
     """Applied at every position of a map it is a 1x1 convolution; at one position alone it follows its input."""
     weight, value = op.get("weight", 1), op.value()
-    if op.find(op.raw(1, "weight")) is not None:
+    if _computed(op):
         return None
     axis = op.out.ndim - 1
     inputs = op.flow().along(axis, op.table, value.shape[axis]).reshape(1, -1)
@@ -105,11 +120,14 @@ def _mix(op: Op, inputs: Ids, rows: int, axis: int, *, area: int, sites: int, is
     return Flow(ids.reshape(shape), writer=op.node if axis == 1 else None)  # a batch norm's channels are on axis 1
 
 
+_RIGHT = ("other", "mat2", "tensor2")
+
+
 @rule(torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__", torch.mm, "mm")
 def matmul(op: Op) -> Flow | None:
     """``sum_k a[.., n, k] b[.., k, m]``: over space it keeps channels, over channels it mixes those alive in both."""
-    left, right = op.find(op.raw(0)), op.find(op.raw(1))
-    a, b = op.args[0], op.args[1]
+    operands = op.raw(0), op.raw(1, *_RIGHT)
+    (left, right), (a, b) = map(op.find, operands), (op.value(0), op.value(1, *_RIGHT))
     if min(a.ndim, b.ndim) < 2 or (left is None and right is None):
         return None
     one, other = _matrix_ids(left, a), _matrix_ids(right, b)
@@ -118,7 +136,7 @@ def matmul(op: Op) -> Flow | None:
     if one.shape[-2] > 1 or other.shape[-1] > 1:  # channels along both axes, as in attention between channels
         lead = string.ascii_lowercase[: op.out.ndim - 2]
         letters = [lead[len(lead) - (value.ndim - 2) :] + ends for value, ends in ((a, "NK"), (b, "KM"))]
-        return contract(op, op.node.args[:2], letters, f"{lead}NM")
+        return contract(op, operands, letters, f"{lead}NM")
     pairs = op.table.all(np.swapaxes(one, -1, -2), other)  # .., k, 1
     batch = pairs.shape[:-2]
     mixed = op.table.mix(pairs.reshape(-1, pairs.shape[-2]), rows=1, owner=op.node.name)
@@ -171,8 +189,9 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
             slim.module(this.name, cut)
         node = _functional(op, slim, this.name, made, node)
     else:
-        node = slim.graph.call_module(slim.module(this.name, made), (node, *slim.argument(tuple(op.node.args[1:])))
-                                      if op.module is not None else (node,), {})  # fmt: skip
+        more: Any = slim.argument(tuple(op.node.args[1:])) if op.module is not None else ()
+        named: Any = slim.argument(dict(op.node.kwargs)) if op.module is not None else {}  # the size of what is written
+        node = slim.graph.call_module(slim.module(this.name, made), (node, *more), named)
     complete = written.size == this.ids.size and np.array_equal(written, np.arange(written.size))
     result = Piece(node) if complete else Piece(node, axis, written)
     if len(calls) > 1:
@@ -199,7 +218,7 @@ def cut_layer(
     count = op.get("groups", 6, 1) if weight.ndim > 2 else 1
     grouped = weight.detach().reshape(count, weight.shape[0] // count, *weight.shape[1:])
     grouped = grouped.transpose(1, 2) if transposed else grouped  # groups, rows, columns, kernel
-    at, row, column = torch.from_numpy(groups), torch.from_numpy(rows.copy()), torch.from_numpy(columns)
+    at, row, column = (torch.from_numpy(index.copy()).to(weight.device) for index in (groups, rows, columns))
     if groups.size == 1:  # twice index_select is several times faster than the one indexing that would do for all
         cut = grouped[groups[0]].index_select(0, row[0]).index_select(1, column[0])[None]
     else:
@@ -280,7 +299,7 @@ def _functional(op: Op, slim: Slim, name: str, made: nn.Module, operand: fx.Node
 @matmul.emitter
 def _matmul(op: Op, slim: Slim) -> Piece | None:
     """Summed over channels: those alive in both. Kept channels stay on the side that they came from."""
-    left, right = op.node.args[0], op.node.args[1]
+    left, right = op.raw(0), op.raw(1, *_RIGHT)
     assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
     one, other = (slim.piece(node) if slim.flow(node) is not None else None for node in (left, right))
     ranks = left.meta["value"].ndim, right.meta["value"].ndim

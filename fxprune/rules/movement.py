@@ -51,7 +51,7 @@ def _beside_batch(op: Op, ids: Ids) -> Ids:
     if name == "flatten":
         among = op.value().ndim > 1 and op.get("start_dim", 1, 0) == 0
     elif name in ("view", "reshape"):
-        given: Any = op.node.args[1:] or tuple(value for key, value in op.node.kwargs.items() if key != "input")
+        given: Any = op.node.args[1:]
         first = given[0][0] if given and isinstance(given[0], (tuple, list)) else given[0] if given else None
         among = first == -1 or (isinstance(first, fx.Node) and _counts_samples(first))
     else:

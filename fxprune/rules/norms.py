@@ -18,7 +18,6 @@ from fxprune.rules.emit import (
     cut_module,
     per_channel_function,
     per_channel_module,
-    same_op,
     scaled_by_gate,
     whole_op,
 )
@@ -27,15 +26,23 @@ from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 
 def _note_affine(op: Op, flow: Flow, axis: int, *parameters: Any) -> None:
+    """Also of a norm without parameters: whoever cuts it must know of all of its calls."""
     count = sum(parameter is not None for parameter in parameters)
-    if count and op.module is not None:
+    if op.module is not None:
         ids = flow.along(axis, op.table, op.out.shape[axis])
         op.notes.affines.append(Affine(op.node, str(op.node.target), ids, count))
 
 
+def _is_conditional(op: Op) -> bool:
+    """Its weight or bias is computed from the input."""
+    return any(op.find(argument) is not None for argument in (*op.node.args[1:], *op.node.kwargs.values()))
+
+
 @rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, F.batch_norm)
-def batch_norm(op: Op) -> Flow:
+def batch_norm(op: Op) -> Flow | None:
     """An affine map per channel. Alone behind a convolution it takes that convolution's gate behind itself."""
+    if _is_conditional(op):
+        return None
     flow = op.flow()
     _note_affine(op, flow, 1, op.get("weight", 3), op.get("bias", 4))
     if flow.writer is not None and len(flow.writer.users) == 1:
@@ -45,14 +52,20 @@ def batch_norm(op: Op) -> Flow:
 
 
 @rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm)
-def instance_norm(op: Op) -> Flow:
+def instance_norm(op: Op) -> Flow | None:
+    if _is_conditional(op):
+        return None
     flow = op.flow()
     _note_affine(op, flow, 1, op.get("weight", 3), op.get("bias", 4))
+    if any(size > 1 for size in flow.ids.shape[2:]):  # channels that lie where maps do
+        return share_statistics(op, list(range(2, flow.ids.ndim)), clean=False)
     return replace(flow, clean=False, writer=None)
 
 
 @rule(nn.LayerNorm, F.layer_norm, nn.RMSNorm)
-def layer_norm(op: Op) -> Flow:
+def layer_norm(op: Op) -> Flow | None:
+    if _is_conditional(op):
+        return None
     flow, shape = op.flow(), op.get("normalized_shape", 1)
     axes = list(range(flow.ids.ndim - len(shape), flow.ids.ndim))
     if len(shape) == 1:
@@ -62,9 +75,13 @@ def layer_norm(op: Op) -> Flow:
 
 @rule(nn.GroupNorm, F.group_norm, torch.group_norm)
 def group_norm(op: Op) -> Flow | None:
+    if _is_conditional(op):
+        return None
     flow, groups = op.flow(), op.get("num_groups", 1)
     _note_affine(op, flow, 1, op.get("weight", 2), op.get("bias", 3))
     count = flow.ids.shape[1]
+    if any(size > 1 for size in flow.ids.shape[2:]):
+        return share_statistics(op, list(range(2, flow.ids.ndim)), clean=False) if count == 1 else None
     if count == 1 or count == groups:
         return replace(flow, clean=False, writer=None)
     if flow.axis != 1:
@@ -112,19 +129,19 @@ def _layer_norm(op: Op, slim: Slim) -> Piece | None:
 def _called_once(op: Op, slim: Slim) -> bool:
     """Calls that share a weight would each cut it to channels of their own."""
     if op.module is not None:
-        return len(slim.calls.get(str(op.node.target), [])) < 2
+        return slim.times[op.node.target] == 1
     return all(len(node.users) == 1 for node in op.node.all_input_nodes if slim.flow(node) is None)
 
 
 @group_norm.emitter
 def _group_norm(op: Op, slim: Slim) -> Piece | None:
     """Whole groups are cut out; a group with holes is computed from what is left of it."""
-    piece = slim.compact(op.inputs[0], 1)
+    piece = slim.piece(op.inputs[0])
     if piece is None:
         return None
     groups, count = op.get("num_groups", 1), op.out.shape[1]
-    if piece.axis is None:
-        return same_op(op, slim)
+    if piece.axis != 1:
+        return beside_channels(op, slim, list(range(2, op.out.ndim)))
     existing = np.zeros(count, dtype=bool)
     existing[piece.along(1, count)] = True
     kept = existing.reshape(groups, -1)

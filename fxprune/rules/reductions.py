@@ -8,7 +8,7 @@ import torch
 
 from fxprune.ids import Ids, IdTable
 from fxprune.rules.emit import Piece, Slim
-from fxprune.rules.joins import both
+from fxprune.rules.joins import any_of, both
 from fxprune.rules.registry import Flow, Op, rule
 
 _KEEP = ("sum", "mean", "amax", "amin", "max", "min", "norm", "std", "var", "nansum", "nanmean", "median")
@@ -24,8 +24,8 @@ _BREAK = ("logsumexp", "prod", "argmax", "argmin", "all", "any")
 def reduce(op: Op) -> Any:
     name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
     if _elementwise(op):  # torch.max(x, y); y may be a parameter
-        found = [op.find(op.raw(0, "input")), op.find(op.raw(1, "other"))]
-        return Flow(op.table.any(*(flow.ids for flow in found if flow is not None)), clean=None not in found)
+        found = [op.find(op.raw(0)), op.find(op.raw(1, "other"))]
+        return Flow(any_of(op, [flow for flow in found if flow is not None]), clean=None not in found)
     flow = op.flow()
     axes = reduced_axes(op, flow.ids.ndim)
     ids = _without_positions(op.table, flow.ids, axes)
@@ -49,7 +49,8 @@ def _elementwise(op: Op) -> bool:
 def reduced_axes(op: Op, rank: int) -> list[int]:
     name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
     dims = op.get("dim", 2 if name in _NORMS else 1)
-    axes = list(range(rank)) if dims is None else [dims] if isinstance(dims, int) else list(dims)
+    everything = dims is None or isinstance(dims, bool)  # x.std(False): whether to correct it
+    axes = list(range(rank)) if everything else [dims] if isinstance(dims, int) else list(dims)
     return [int(axis) % rank for axis in axes] if rank else []
 
 

@@ -74,21 +74,16 @@ class Op:
         """What the node computes for the example (a meta tensor, a tuple of them ...)."""
         return self.node.meta["value"]
 
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """Arguments with nodes replaced by the example's values."""
-        return tuple(fx.node.map_arg(self.node.args, lambda n: n.meta["value"]))
-
-    def value(self, position: int = 0, name: str = "input") -> Any:
+    def value(self, position: int = 0, *names: str) -> Any:
         """One argument, a node replaced by the example's value."""
-        raw = self.raw(position, name)
+        raw = self.raw(position, *(names or ("input",)))
         return raw.meta["value"] if isinstance(raw, fx.Node) else raw
 
-    def raw(self, position: int, name: str | None = None) -> Any:
-        """One argument as it stands in the graph (a node, a number, ...)."""
+    def raw(self, position: int, *names: str) -> Any:
+        """One argument as it stands in the graph (a node, a number, ...), by its position or one of its names."""
         if position < len(self.node.args):
             return self.node.args[position]
-        return self.node.kwargs.get(name) if name else None
+        return next((self.node.kwargs[name] for name in names if name in self.node.kwargs), None)
 
     def get(self, name: str, position: int, default: Any = None) -> Any:
         """A setting: the module's attribute, the keyword, or the positional argument."""
@@ -111,7 +106,7 @@ class Op:
             if not isinstance(node.meta["value"], torch.Tensor):
                 return node.meta["value"]
             try:
-                return self.notes.constants.constant(node)
+                return self.notes.constants.constant(node).cpu()
             except ValueError:
                 raise NoChannels(f"{self.node.name}: the positions depend on data") from None
 

@@ -114,12 +114,12 @@ def _parent(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     Of an input that is a list or dict of tensors there is no one tensor: it is read as a whole.
     """
     steps = [node]
-    owner = node.args[0] if node.args else node.kwargs["input"]
+    owner = node.args[0]
     while (
         isinstance(owner, fx.Node) and owner.op != "placeholder" and not isinstance(owner.meta["value"], torch.Tensor)
     ):
         steps.insert(0, owner)
-        owner = owner.args[0] if owner.args else owner.kwargs["input"]
+        owner = owner.args[0]
     assert isinstance(owner, fx.Node)
     return owner, steps
 
@@ -152,8 +152,7 @@ def _run(
     for step in steps:
         arguments = (sizes or {}).get(step)
         rest = fx.node.map_arg(step.args[1:], slim.known) if arguments is None else arguments
-        given = {key: entry for key, entry in step.kwargs.items() if key != "input"}
-        kwargs = fx.node.map_arg(given, slim.known)
+        kwargs: Any = fx.node.map_arg(step.kwargs, slim.known)
         if step.op == "call_module":
             current = slim.channels.trace.root.get_submodule(str(step.target))(current)
         elif step.op == "call_method":
@@ -171,7 +170,7 @@ def _write(
     for step in steps:
         arguments = (sizes or {}).get(step)
         rest = tuple(slim.argument(argument) for argument in step.args[1:]) if arguments is None else arguments
-        kwargs = {key: slim.argument(entry) for key, entry in step.kwargs.items() if key != "input"}
+        kwargs = {key: slim.argument(entry) for key, entry in step.kwargs.items()}
         target = "reshape" if step.target == "view" else step.target
         if step.op == "call_module":
             slim.module(str(target))
@@ -194,6 +193,8 @@ def _relabel(op: Op, slim: Slim, piece: Piece, source: fx.Node, steps: list[fx.N
         return None
     if moved.shape[axis] != op.out.shape[axis]:
         return None
+    if _crops(steps, value, axis, slim):
+        return None
     others = [size for k, size in enumerate(value.shape) if k != axis]
     rest = _positions(math.prod(others)).reshape([*value.shape[:axis], 1, *value.shape[axis + 1 :]])
     if not torch.equal(_run(steps, rest.expand(value.shape), slim), rest.expand(op.out.shape)):
@@ -215,6 +216,41 @@ def _relabel(op: Op, slim: Slim, piece: Piece, source: fx.Node, steps: list[fx.N
         return None
     node = slim.select(piece, axis, inside, value)
     return Piece(node, axis, label[inside])
+
+
+def _crops(steps: list[fx.Node], value: torch.Tensor, axis: int, slim: Slim) -> bool:
+    """Would a step drop something of a larger map, along an axis on which channels do not depend? ``x[:, :, :7]`` is
+    nothing at all for an example of that size."""
+    shape = [1] * value.ndim
+    shape[axis] = -1
+    current: Any = _positions(value.shape[axis]).reshape(shape).expand(value.shape)
+    before, unit = current, []  # type: Any, list[fx.Node]
+    for step in steps:
+        unit.append(step)
+        current = _run([step], current, slim)
+        if not isinstance(current, torch.Tensor):
+            continue  # chunk() and the like, of which the next step takes a part
+        if not all(_name(each) in _REARRANGES for each in unit):
+            varying = compress(before).shape
+            larger = [size + (varying[k] == 1) for k, size in enumerate(before.shape)]
+            try:
+                made = _run(unit, torch.zeros(()).expand(larger), slim)
+            except (RuntimeError, IndexError, ValueError):
+                return True
+            if made.numel() * before.numel() != current.numel() * math.prod(larger):
+                return True
+        before, unit = current, []
+    return False
+
+
+_REARRANGES = (
+    "view", "reshape", "flatten", "unflatten", "ravel", "permute", "transpose", "swapaxes", "swapdims", "movedim",
+    "moveaxis", "t", "squeeze", "unsqueeze",
+)  # fmt: skip
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
 
 
 def _replay(op: Op, slim: Slim, piece: Piece, parent: fx.Node, steps: list[fx.Node]) -> Piece | None:
@@ -275,7 +311,7 @@ def _adapted(
     last = steps[-1]
     if last.target not in _SHAPED or size == op.out.shape[axis]:
         return {}
-    given = tuple(last.args[1:]) or tuple(last.kwargs.values())
+    given = tuple(last.args[1:])
     dims: list[Any] = list(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else list(given)
     if len(dims) != op.out.ndim:
         return {}

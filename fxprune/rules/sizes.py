@@ -12,7 +12,7 @@ from torch import fx
 
 from fxprune.ids import ONE
 from fxprune.rules.emit import Piece, Slim
-from fxprune.rules.registry import Flow, Op, constant_flow, rule
+from fxprune.rules.registry import Flow, Op, constant_flow, rule, unwritten
 from fxprune.rules.slim import Gone
 
 _SIZES = ("size", "numel", "nelement", "stride", "element_size", "get_device", "data_ptr")
@@ -30,7 +30,7 @@ def attribute(op: Op) -> Any:
     if isinstance(owner, tuple) and name in ("values", "indices"):  # the named tuple of max() and its kind
         return owner[("values", "indices").index(name)]
     if isinstance(op.out, torch.Tensor):
-        return None if name not in ("data", "real", "imag") else owner
+        return None if name not in ("data", "real", "imag") or not isinstance(owner, Flow) else unwritten(owner)
     if name == "shape":
         _note(op)
     return None
@@ -49,13 +49,11 @@ def like(op: Op) -> Any:
     return Flow(token.reshape((1,) * op.out.ndim))
 
 
-@rule("expand_as", "view_as", "reshape_as")
+@rule("expand_as")
 def shaped_as(op: Op) -> Flow | None:
     if not op.node.users:  # an index that scatter_add had, see tracing/inplace.py
         return Flow(np.full((1,) * op.out.ndim, ONE, dtype=np.int64))
     flow, other = op.flow(), op.flow(1, "other")
-    if op.node.target != "expand_as":
-        return None
     op.notes.sized.append((op.node, other.ids.reshape(-1)))
     read = np.unique(other.ids)
     if bool((read == ONE).any()) or np.array_equal(read, np.unique(flow.ids)):
@@ -88,6 +86,11 @@ def _attribute(op: Op, slim: Slim) -> Any:
         piece = slim.piece(node)
         return None if piece is None else replace(piece, node=slim.graph.call_function(getattr, (piece.node, name)))
     piece = slim.piece(node) if isinstance(node, fx.Node) and slim.flow(node) is not None else None
+    if piece is None and isinstance(node, fx.Node) and slim.flow(node) is not None and name in ("dtype", "device"):
+        if name == "dtype":  # of a tensor that is gone
+            return op.out
+        inputs = (other for other in slim.channels.trace.graph.nodes if other.op == "placeholder")
+        piece = slim.piece(next(other for other in inputs if slim.flow(other) is not None))
     return slim.graph.call_function(getattr, (piece.node if piece is not None else slim.argument(node), name))
 
 

@@ -8,6 +8,7 @@ exist) or *full* (the original width, which is exact for any op because a dead c
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +61,10 @@ class Slim(Writer):
         self.pieces: dict[fx.Node, Any] = {}
         self.values: dict[fx.Node, Any] = {}  # sizes and numbers: plain, or nodes, or tuples of both
         self.constants = Values(channels.trace.root, model, torch.device("cpu"))
+        self.grads: dict[fx.Node, bool | None] = {}
         self.joins: dict[str, str] = {}  # op of the original -> how it is written here
         self.masked = frozenset(channels.masks)
+        self.times = Counter(node.target for node in channels.trace.graph.nodes if node.op == "call_module")
         self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
         self.calls: dict[str, list[Any]] = {}
         layers: list[Any] = [*channels.mixers, *channels.affines]
@@ -203,10 +206,15 @@ class Slim(Writer):
     def known(self, node: fx.Node) -> Any:
         """The example's size, or the value of an index that the model holds."""
         value = node.meta["value"]
-        return self.constants.constant(node) if isinstance(value, torch.Tensor) else value
+        return self.constants.constant(node).cpu() if isinstance(value, torch.Tensor) else value
 
     def grad(self, node: fx.Node) -> bool | None:
         """``requires_grad`` of a constant: that of any parameter it is computed from; None if there is none."""
+        if node not in self.grads:
+            self.grads[node] = self._grad(node)
+        return self.grads[node]
+
+    def _grad(self, node: fx.Node) -> bool | None:
         if node.op == "get_attr":
             value = self.constants.constant(node)
             return value.requires_grad if isinstance(value, nn.Parameter) else None

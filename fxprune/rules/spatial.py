@@ -91,8 +91,9 @@ _PADS = [getattr(nn, f"{kind}Pad{rank}d") for kind in _KINDS for rank in "123"]
 def pad(op: Op) -> Flow | None:
     flow = op.flow()
     widths = list(op.get("padding" if op.module is not None else "pad", 1))
-    mode = op.get("mode", 2, "constant") if op.module is None else "constant"
-    value = op.get("value", 3, 0) or 0
+    plain = op.node.target is torch.constant_pad_nd  # (input, pad, value)
+    mode = "constant" if op.module is not None or plain else op.get("mode", 2, "constant")
+    value = op.get("value", 2 if plain else 3, 0) or 0
     ids = flow.ids
     for index in range(len(widths) // 2):
         axis = ids.ndim - 1 - index
@@ -172,7 +173,9 @@ def _pad(op: Op, slim: Slim) -> Piece | None:
     existing = piece.along(axis, source.meta["value"].shape[axis]) + widths[2 * at]
     inside = (existing >= 0) & (existing < op.out.shape[axis])
     node = slim.select(piece, axis, (existing - widths[2 * at])[inside], source.meta["value"])
-    widths[2 * at] = widths[2 * at + 1] = 0
-    if any(widths):
-        node = slim.graph.call_function(F.pad, (node, widths))
+    given = op.raw(1, "pad")
+    rest = [slim.argument(width) for width in (widths if isinstance(given, fx.Node) else given)]
+    rest[2 * at] = rest[2 * at + 1] = 0
+    if any(isinstance(width, fx.Node) or width for width in rest):
+        node = slim.graph.call_function(F.pad, (node, rest))
     return Piece(node, axis, existing[inside])

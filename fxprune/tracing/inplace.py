@@ -26,7 +26,8 @@ _FUNCTIONS |= {
 
 
 def _is_in_place_method(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__") and hasattr(torch.Tensor, name[:-1])
+    writes = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return writes and hasattr(torch.Tensor, name[:-1])
 
 
 class _FunctionalForm:

@@ -21,6 +21,7 @@ from fxprune.tracing.frames import error_line, is_user_function, one_line, user_
 from fxprune.tracing.inplace import functional_form
 from fxprune.tracing.proxy import ShapeProxy, proxies
 from fxprune.tracing.recorded import Recorded, Untraceable
+from fxprune.tracing.spelling import usual_spelling
 from fxprune.tracing.values import Values, conv_cost, to_meta
 
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -113,6 +114,7 @@ class Tracer(fx.Tracer):
         if _autocast() != self.autocast:
             raise Untraceable("torch.autocast inside of forward() is lost in a graph: call the network under autocast")
         target, args, kwargs = functional_form(kind, target, args, kwargs)
+        args, kwargs = usual_spelling(kind, target, args, kwargs, self.root)
         if kind == "call_method" and target.endswith("_") and not target.startswith("_") and target != "requires_grad_":
             raise Untraceable(f"{target}() writes in place and has no form that does not")
         for argument in _nodes((args, kwargs)):
@@ -189,8 +191,6 @@ class Tracer(fx.Tracer):
             return getattr(self.constant(owner, name), name)()
         if name == "type" and not args and not kwargs:  # a name for Python
             return torch.empty(0, dtype=owner.value.dtype, device=self.device).type()
-        if name in ("view_as", "reshape_as") and len(args) == 1:
-            return owner.reshape(args[0].shape)
         if name in ("zero_", "fill_", "copy_"):
             return writes.overwrite(self, owner, (*args, *kwargs.values(), 0)[0])
         return self.create_proxy("call_method", name, (owner, *args), kwargs)

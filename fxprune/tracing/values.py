@@ -37,6 +37,7 @@ class Values:
         self.root, self.real, self.device = root, real, device
         self.modules = dict(root.named_modules())
         self.copies: dict[str, nn.Module] = {}
+        self.computed: dict[fx.Node, Any] = {}  # constants
 
     def _module(self, path: str) -> nn.Module:
         return self.modules.get(path) or self.root.get_submodule(path)  # some are made inside forward()
@@ -100,15 +101,20 @@ class Values:
             raise ValueError(f"{node.name} is another one in every call")
         if node.op not in ("call_function", "call_method", "call_module"):
             raise ValueError(f"{node.name} depends on the input")
-        args: Any = fx.node.map_arg(node.args, self.constant)
-        kwargs: Any = fx.node.map_arg(node.kwargs, self.constant)
-        with torch.no_grad():
-            if node.op == "call_module":
-                return self._scratch(str(node.target))(*args, **kwargs)
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            assert callable(node.target)
-            return node.target(*args, **kwargs)
+        if node not in self.computed:
+            args: Any = fx.node.map_arg(node.args, self.constant)
+            kwargs: Any = fx.node.map_arg(node.kwargs, self.constant)
+            with torch.no_grad():
+                self.computed[node] = self._compute(node, args, kwargs)
+        return self.computed[node]
+
+    def _compute(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_module":
+            return self._scratch(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
 
 
 def _cat(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:

@@ -16,8 +16,8 @@ from fxprune.errors import RuleError
 from fxprune.rules import RULES, Flow, Op, find_rule, rule
 from fxprune.tracing import example_arguments, trace
 from fxprune.tracing.recorded import AutogradFunction
-from tests.exactness import check_export, random_gates, random_masks
-from tests.models import randomise
+from tests.exactness import check_export, random_masks
+from tests.rules.sandwich import check_op, sandwich
 
 
 def preallocated(n: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -73,6 +73,8 @@ CASES: dict[str, Callable[..., Any]] = {
     "relu": lambda n, x, y: F.relu(x),
     "sigmoid": lambda n, x, y: torch.sigmoid(x),
     "identity": lambda n, x, y: n.identity(x),
+    "type_as": lambda n, x, y: x.type_as(y) + y.float().type_as(x),
+    "alpha_dropout": lambda n, x, y: F.alpha_dropout(x, 0.5, n.training) + F.feature_alpha_dropout(y, 0.5, n.training),
     "prelu": lambda n, x, y: n.prelu(x),
     "clamp": lambda n, x, y: x.clamp(-0.3, 0.4) + x.clamp_min(0.2),
     "power": lambda n, x, y: x**2 + torch.pow(x.abs() + 1, -0.5),
@@ -121,48 +123,9 @@ CASES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-class Sandwich(nn.Module):
-    """conv -> op -> conv, with everything that an op may need at hand."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1)
-        self.c, self.head = nn.Conv2d(8, 6, 1), nn.Conv2d(6, 4, 1)
-        self.identity, self.prelu, self.norm = nn.Identity(), nn.PReLU(8), nn.BatchNorm2d(8)
-        self.linear, self.instance, self.layer = nn.Linear(8, 8), nn.InstanceNorm2d(8, affine=True), nn.LayerNorm(8)
-        self.group, self.group_of_layer, self.shuffle = nn.GroupNorm(4, 8), nn.GroupNorm(4, 8), nn.ChannelShuffle(2)
-        self.scale, self.shift = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
-        self.register_buffer("mean", torch.zeros(8))
-        self.register_buffer("variance", torch.ones(8))
-        self.register_buffer("index", torch.tensor([3, 0, 7, 1, 5, 2, 6, 4]))
-
-    def grid(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.shift[0] + x.mean((1, 2, 3)))[:, None, None, None].expand(-1, 8, 10, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.relu(self.c(CASES[self.name](self, self.a(x), self.b(x)))))
-
-
-def sandwich(name: str) -> nn.Module:
-    model = Sandwich(name).double().eval()
-    randomise(model, torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        model.variance.abs_().add_(0.5)
-    return model
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_rule(name: str) -> None:
-    model = sandwich(name)
-    examples = [(torch.randn(batch, 3, 8, 10, dtype=torch.float64),) for batch in (2, 3)]
-    wrapped = fxprune.wrap(model, 1 / 2, example_inputs=examples[0])
-    torch.testing.assert_close(wrapped(*examples[1]), model(*examples[1]))
-    for density in (0.8, 0.5, 0.2, 0.0):
-        generator = torch.Generator().manual_seed(int(10 * density))
-        random_gates(wrapped, generator)
-        wrapped.set_masks(random_masks(wrapped, density, generator))
-        check_export(wrapped, examples)
+    check_op(CASES[name])
 
 
 class Collection(nn.Module):
@@ -209,17 +172,14 @@ def test_inputs_that_hold_tensors(name: str) -> None:
 
 
 def test_custom_autograd_functions_keep_their_backward() -> None:
-    CASES["custom"] = lambda n, x, y: Swish.apply(x) + Shifted.apply(y, 0.5)
-    try:
-        wrapped = fxprune.wrap(sandwich("custom"), 1 / 2, example_inputs=given())
-        assert set(wrapped.gates) == {"a", "b", "c"}
-        wrapped.set_masks(random_masks(wrapped, 0.5, torch.Generator().manual_seed(0)))
-        slim, x = fxprune.export(wrapped), given(3).requires_grad_()
-        torch.testing.assert_close(slim(x), wrapped(x))
-        grads = [torch.autograd.grad(net(x).sum(), x)[0] for net in (slim, wrapped)]
-        torch.testing.assert_close(*grads)
-    finally:
-        del CASES["custom"]
+    net = sandwich(lambda n, x, y: Swish.apply(x) + Shifted.apply(y, 0.5))
+    wrapped = fxprune.wrap(net, 1 / 2, example_inputs=given())
+    assert set(wrapped.gates) == {"a", "b", "c"}
+    wrapped.set_masks(random_masks(wrapped, 0.5, torch.Generator().manual_seed(0)))
+    slim, x = fxprune.export(wrapped), given(3).requires_grad_()
+    torch.testing.assert_close(slim(x), wrapped(x))
+    grads = [torch.autograd.grad(net(x).sum(), x)[0] for net in (slim, wrapped)]
+    torch.testing.assert_close(*grads)
 
 
 def test_data_parallel_is_looked_into() -> None:
@@ -230,21 +190,16 @@ def test_data_parallel_is_looked_into() -> None:
 
 
 def test_a_random_order_of_channels_freezes_them() -> None:
-    CASES["random"] = lambda n, x, y: x[:, torch.randperm(8)] + y
-    try:
-        wrapped = fxprune.wrap(sandwich("random"), 1 / 2, example_inputs=given())
-        assert set(wrapped.gates) == {"b", "c"}
-        slim, x = fxprune.export(wrapped), given()
-        assert not torch.equal(slim(x), slim(x))
-    finally:
-        del CASES["random"]
+    wrapped = fxprune.wrap(sandwich(lambda n, x, y: x[:, torch.randperm(8)] + y), 1 / 2, example_inputs=given())
+    assert set(wrapped.gates) == {"b", "c"}
+    slim, x = fxprune.export(wrapped), given()
+    assert not torch.equal(slim(x), slim(x))
 
 
 def test_every_rule_has_a_case() -> None:
     used = set()
-    for name in CASES:
-        model = sandwich(name)
-        traced = trace(model, torch.randn(2, 3, 8, 10, dtype=torch.float64))
+    for op in CASES.values():
+        traced = trace(sandwich(op), torch.randn(2, 3, 8, 10, dtype=torch.float64))
         for node in traced.graph.nodes:
             module = traced.root.get_submodule(node.target) if node.op == "call_module" else None
             found = find_rule(node, module) if node.op.startswith("call") else None
