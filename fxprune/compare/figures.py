@@ -64,8 +64,8 @@ def _accuracy(figure: Any, result: Result, entries: list[Entry], axes: list[str]
             values = [mean(cell, "accuracy") or 0.0 for _, cell in found]
             ends = [[row["accuracy"] for row in cell] for _, cell in found]
             panel.errorbar(
-                places, values, color=_COLOURS[number % len(_COLOURS)], marker=_MARKERS[number % len(_MARKERS)], capsize=2,
-                linewidth=1.2, markersize=4, label=entry.name, linestyle="--" if entry.tool else "-",
+                places, values, color=_COLOURS[number % len(_COLOURS)], marker=_MARKERS[number % len(_MARKERS)],
+                capsize=2, linewidth=1.2, markersize=4, label=entry.name, linestyle="--" if entry.tool else "-",
                 yerr=[[max(0.0, v - min(e)) for v, e in zip(values, ends, strict=True)],
                       [max(0.0, max(e) - v) for v, e in zip(values, ends, strict=True)]],
             )  # fmt: skip
