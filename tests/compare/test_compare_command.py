@@ -237,11 +237,14 @@ batch_size = 5
 @pytest.mark.slow
 def test_ctrl_c_and_on(shell: Shell) -> None:
     """In the middle of a run; the next start goes on from its checkpoint and ends with the net it would have been."""
-    Path("config.toml").write_text(SHORT.replace("epochs = [1, 1, 0]", "epochs = [40, 1, 0]"))
+    Path("config.toml").write_text(SHORT.replace("epochs = [1, 1, 0]", "epochs = [12, 1, 0]"))
     command = [sys.executable, "-m", "fxprune.cli", "compare", "config.toml", "--entries", "bar"]
     paths = {"PYTHONPATH": str(Path(fxprune.__file__).parents[1])}
     with Path("said").open("w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said, env={**os.environ, **paths})
+        process = subprocess.Popen(
+            command, stdout=said, stderr=said, env={**os.environ, **paths},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background ignores it
+        )  # fmt: skip
         copied, checkpoint = Path("kept/config.toml"), Path("kept/runs/bar-1_2-0/checkpoint.pt")
         deadline = time.monotonic() + 120
         while not copied.exists() and time.monotonic() < deadline:
