@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from fxprune.latency.process import serve
 serve(sys.stdin)
 """
 _FOUND = "times: "
+# A net with parts that only this process knows, a system without processes, one that has ended or could not load it.
+_ELSEWHERE = (pickle.PicklingError, AttributeError, TypeError, RuntimeError, OSError, EOFError, ValueError)
 
 
 @contextlib.contextmanager
@@ -48,7 +51,7 @@ def own_process() -> Iterator[Timer]:
                     children.append(stack.enter_context(_started()))
                 if children[0].poll() is None:
                     return _answer(children[0], file)
-            except Exception:  # a net with parts that only this process knows, a system without processes, ...
+            except _ELSEWHERE:
                 pass
             return in_turns(nets, inputs, rounds)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxprune.ids import ONE, Ids
-from fxprune.rules.registry import Flow, Op, rule
+from fxprune.rules.registry import Flow, Op, name_of, rule
 
 _METHODS = (
     "view", "reshape", "flatten", "unflatten", "ravel", "permute", "transpose", "swapaxes", "swapdims", "movedim",
@@ -45,7 +45,7 @@ def _beside_batch(op: Op, ids: Ids) -> Ids:
 
     The positions along such an axis are those of this example's batch size, and no other.
     """
-    name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
+    name = name_of(op.node)
     if ids.ndim < 2 or ids.shape[0] == 1:
         return ids
     if name == "flatten":

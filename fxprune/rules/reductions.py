@@ -9,7 +9,7 @@ import torch
 from fxprune.ids import Ids, IdTable
 from fxprune.rules.emit import Piece, Slim
 from fxprune.rules.joins import any_of, both
-from fxprune.rules.registry import Flow, Op, rule
+from fxprune.rules.registry import Flow, Op, name_of, rule
 
 _KEEP = ("sum", "mean", "amax", "amin", "max", "min", "norm", "std", "var", "nansum", "nanmean", "median")
 _TWICE = ("var_mean", "std_mean")  # two results of this kind
@@ -22,7 +22,7 @@ _BREAK = ("logsumexp", "prod", "argmax", "argmin", "all", "any")
     torch.linalg.vector_norm, torch.linalg.norm,
 )  # fmt: skip
 def reduce(op: Op) -> Any:
-    name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
+    name = name_of(op.node)
     if _elementwise(op):  # torch.max(x, y); y may be a parameter
         found = [op.find(op.raw(0)), op.find(op.raw(1, "other"))]
         return Flow(any_of(op, [flow for flow in found if flow is not None]), clean=None not in found)
@@ -47,7 +47,7 @@ def _elementwise(op: Op) -> bool:
 
 
 def reduced_axes(op: Op, rank: int) -> list[int]:
-    name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
+    name = name_of(op.node)
     dims = op.get("dim", 2 if name in _NORMS else 1)
     everything = dims is None or isinstance(dims, bool)  # x.std(False): whether to correct it
     axes = list(range(rank)) if everything else [dims] if isinstance(dims, int) else list(dims)
@@ -76,7 +76,7 @@ def _first(value: Any) -> Any:
 
 @reduce.emitter
 def _reduce(op: Op, slim: Slim) -> Piece | None:
-    name = op.node.target if isinstance(op.node.target, str) else getattr(op.node.target, "__name__", "")
+    name = name_of(op.node)
     if _elementwise(op):
         return both(op, slim)
     source = op.inputs[0]

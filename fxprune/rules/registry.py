@@ -190,6 +190,11 @@ def find_rule(node: fx.Node, module: nn.Module | None) -> Rule | None:
         return None
 
 
+def name_of(node: fx.Node) -> str:
+    """Of its function or method: ``torch.sum(x)`` and ``x.sum()`` have the same."""
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+
+
 def same_value(one: Any, other: Any) -> bool:
     """Do two nodes compute the same of the same parameters? Two slices of one parameter do not."""
     if isinstance(one, fx.Node) and isinstance(other, fx.Node):

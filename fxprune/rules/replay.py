@@ -13,7 +13,7 @@ from torch import fx
 from fxprune.ids import Ids
 from fxprune.rules.emit import Piece, Slim, wanted_of, whole_op
 from fxprune.rules.movement import cat, compress, getitem, move, put_together, stack
-from fxprune.rules.registry import Op, find_rule
+from fxprune.rules.registry import Op, find_rule, name_of
 
 
 @cat.emitter
@@ -230,7 +230,7 @@ def _crops(steps: list[fx.Node], value: torch.Tensor, axis: int, slim: Slim) -> 
         current = _run([step], current, slim)
         if not isinstance(current, torch.Tensor):
             continue  # chunk() and the like, of which the next step takes a part
-        if not all(_name(each) in _REARRANGES for each in unit):
+        if not all(name_of(each) in _REARRANGES for each in unit):
             varying = compress(before).shape
             larger = [size + (varying[k] == 1) for k, size in enumerate(before.shape)]
             try:
@@ -247,10 +247,6 @@ _REARRANGES = (
     "view", "reshape", "flatten", "unflatten", "ravel", "permute", "transpose", "swapaxes", "swapdims", "movedim",
     "moveaxis", "t", "squeeze", "unsqueeze",
 )  # fmt: skip
-
-
-def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
 
 
 def _replay(op: Op, slim: Slim, piece: Piece, parent: fx.Node, steps: list[fx.Node]) -> Piece | None:
