@@ -22,7 +22,7 @@ from fxprune.rules.emit import (
     whole_op,
 )
 from fxprune.rules.living import group_norm_of_living, layer_norm_of_living
-from fxprune.rules.registry import Flow, Op, rule, unwritten
+from fxprune.rules.registry import Flow, NoChannels, Op, rule, unwritten
 
 
 def _note_affine(op: Op, flow: Flow, axis: int, *parameters: Any) -> None:
@@ -33,17 +33,17 @@ def _note_affine(op: Op, flow: Flow, axis: int, *parameters: Any) -> None:
         op.notes.affines.append(Affine(op.node, str(op.node.target), ids, count))
 
 
-def _is_conditional(op: Op) -> bool:
-    """Its weight or bias is computed from the input."""
-    return any(op.find(argument) is not None for argument in (*op.node.args[1:], *op.node.kwargs.values()))
+def _normed(op: Op) -> Flow:
+    """The channels that go in; a norm whose weight or bias is computed from the input is none of ours."""
+    if any(op.find(argument) is not None for argument in (*op.node.args[1:], *op.node.kwargs.values())):
+        raise NoChannels(f"{op.node.name}: a conditional norm")
+    return op.flow()
 
 
 @rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, F.batch_norm)
-def batch_norm(op: Op) -> Flow | None:
+def batch_norm(op: Op) -> Flow:
     """An affine map per channel. Alone behind a convolution it takes that convolution's gate behind itself."""
-    if _is_conditional(op):
-        return None
-    flow = op.flow()
+    flow = _normed(op)
     _note_affine(op, flow, 1, op.get("weight", 3), op.get("bias", 4))
     if flow.writer is not None and len(flow.writer.users) == 1:
         op.notes.anchors[flow.writer] = op.node
@@ -52,10 +52,8 @@ def batch_norm(op: Op) -> Flow | None:
 
 
 @rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm)
-def instance_norm(op: Op) -> Flow | None:
-    if _is_conditional(op):
-        return None
-    flow = op.flow()
+def instance_norm(op: Op) -> Flow:
+    flow = _normed(op)
     _note_affine(op, flow, 1, op.get("weight", 3), op.get("bias", 4))
     if any(size > 1 for size in flow.ids.shape[2:]):  # channels that lie where maps do
         return share_statistics(op, list(range(2, flow.ids.ndim)), clean=False)
@@ -63,10 +61,8 @@ def instance_norm(op: Op) -> Flow | None:
 
 
 @rule(nn.LayerNorm, F.layer_norm, nn.RMSNorm)
-def layer_norm(op: Op) -> Flow | None:
-    if _is_conditional(op):
-        return None
-    flow, shape = op.flow(), op.get("normalized_shape", 1)
+def layer_norm(op: Op) -> Flow:
+    flow, shape = _normed(op), op.get("normalized_shape", 1)
     axes = list(range(flow.ids.ndim - len(shape), flow.ids.ndim))
     if len(shape) == 1:
         _note_affine(op, flow, flow.ids.ndim - 1, op.get("weight", 2), op.get("bias", 3))
@@ -75,9 +71,7 @@ def layer_norm(op: Op) -> Flow | None:
 
 @rule(nn.GroupNorm, F.group_norm, torch.group_norm)
 def group_norm(op: Op) -> Flow | None:
-    if _is_conditional(op):
-        return None
-    flow, groups = op.flow(), op.get("num_groups", 1)
+    flow, groups = _normed(op), op.get("num_groups", 1)
     _note_affine(op, flow, 1, op.get("weight", 2), op.get("bias", 3))
     count = flow.ids.shape[1]
     if any(size > 1 for size in flow.ids.shape[2:]):
