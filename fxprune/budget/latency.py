@@ -6,6 +6,7 @@ channels and, differentiable, for expected ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,6 +111,10 @@ class Latency:
         points of a table says little about where it leads; ``a rows columns + b rows + c columns + d`` near it does.
         """
         counts = self._segments.expected(present.double())
+        steep = self.scale * self.power * self._sum(counts.detach()[:, None]) ** (self.power - 1)
+        return steep[0] * self._even(counts)
+
+    def _even(self, counts: torch.Tensor) -> torch.Tensor:
         t, n, m = len(self.tables), len(self.lines), len(self.meetings)
         rows, columns, widths, one, other, _ = counts.split([t, t, n, m, m, m])
         both, written, read = self._planes
@@ -118,8 +123,26 @@ class Latency:
             both @ (rows * columns) + written @ rows + read @ columns
             + each @ widths + meet_each @ torch.minimum(one, other)
         )  # fmt: skip
-        steep = self.scale * self.power * self._sum(counts.detach()[:, None]) ** (self.power - 1)
-        return steep[0] * total
+        return total
+
+    def worth(self, around: npt.NDArray[np.bool_]) -> Callable[[npt.NDArray[np.bool_]], Floats]:
+        """What networks (ids x networks) are worth beside the one ``around``, which is worth 0.
+
+        That one's widths are taken to be the best for a smooth time. The simplest function which is largest there is a
+        sum of logarithms of widths, each weighted by the time that it takes.
+        """
+        widths = torch.from_numpy(self._segments.count(around[:, None])[:, 0]).double().requires_grad_()
+        (slopes,) = torch.autograd.grad(self._even(widths), widths)
+        times = (slopes * widths.detach()).numpy()
+        there = times > 0
+        weights, before = times[there] / times.sum(), widths.detach().numpy()[there]
+
+        def found(present: npt.NDArray[np.bool_]) -> Floats:
+            counts = np.maximum(self._segments.count(present)[there], 0.5)  # nothing is as good as half a channel
+            answer: Floats = weights @ np.log(counts / before[:, None])
+            return answer
+
+        return found
 
     def fit(self, present: npt.NDArray[np.bool_], times: Floats) -> None:
         """Let two networks (ids x 2), the slower one last, take exactly these times."""

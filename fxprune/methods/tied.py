@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from fxprune.ids import OPEN, Ids
-from fxprune.methods.labels import labels_of
 from fxprune.methods.readers import Reader, module_at, readers_of
 from fxprune.passes.gates import Layer
+from fxprune.passes.labels import connected, labels_of, of_variables
 from fxprune.wrapped import Wrapped
 
 
@@ -108,31 +108,11 @@ def find_streams(net: Wrapped) -> list[Stream]:
     layers = [layer for layer in net.analysis.layers if layer.gated]
     label = labels_of(net.analysis.channels.table, layers)
     found = []
-    for number, part in enumerate(_connected(layers, label)):
-        labels = np.unique(np.concatenate([_labels_of(layer, label) for layer in part]))
-        writers = tuple(_writer(net, layer, np.searchsorted(labels, _labels_of(layer, label))) for layer in part)
+    for number, part in enumerate(connected(layers, label)):
+        labels = np.unique(np.concatenate([of_variables(layer, label) for layer in part]))
+        writers = tuple(_writer(net, layer, np.searchsorted(labels, of_variables(layer, label))) for layer in part)
         found.append(Stream(number, writers, labels.size, readers_of(net, label, labels, [w.layer for w in writers])))
     return found
-
-
-def _labels_of(layer: Layer, label: Ids) -> Ids:
-    """Of the layer's gate variables."""
-    rows = layer.rows.reshape(-1)
-    found = np.zeros(layer.variables, dtype=np.int64)
-    found[rows[rows != OPEN]] = label[layer.calls[0].ids.reshape(-1)[rows != OPEN]]
-    return found
-
-
-def _connected(layers: list[Layer], label: Ids) -> list[list[Layer]]:
-    """Layers that write at least one label in common, directly or through others."""
-    parts: list[tuple[set[int], list[Layer]]] = []
-    for layer in layers:
-        labels = set(_labels_of(layer, label).tolist())
-        touching = [part for part in parts if part[0] & labels]
-        together = [one for part in touching for one in part[1]]
-        parts = [part for part in parts if part not in touching]
-        parts.append((labels.union(*(part[0] for part in touching)), [*together, layer]))
-    return sorted((part[1] for part in parts), key=lambda part: part[0].start)
 
 
 def _writer(net: Wrapped, layer: Layer, positions: Ids) -> Writer:

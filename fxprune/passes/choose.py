@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fxprune.budget.cost import LATENCY
 from fxprune.budget.target import Target
 from fxprune.errors import OptionError
 from fxprune.ids import ONE
 from fxprune.passes.analysis import Analysis
 from fxprune.passes.gates import Layer
+from fxprune.passes.trade import trade
 
 ENOUGH = 0.999  # of the budget
 AT_ONCE = 32  # masks whose costs are counted together
@@ -40,12 +42,16 @@ def choose(
 ) -> Bools:
     """The gates to keep open: as many of the best scores as the budget allows.
 
-    ``opened`` is the network as it stands; without ``fill`` nothing beyond it is opened.
+    ``opened`` is the network as it stands; without ``fill`` nothing beyond it is opened. With it, and unless widths are
+    multiples of something, a budget of time is spent better yet (passes/trade.py).
     """
     _check_scores(analysis, scores)
     search = _Search(analysis, target, scores, _steps(analysis, multiple_of), _minima(analysis, minimum))
     allowed = np.ones(scores.size, dtype=bool) if opened is None or fill else opened
-    return search.fill(search.best_prefix(allowed), allowed)
+    found = search.fill(search.best_prefix(allowed), allowed)
+    if not fill or multiple_of > 1 or LATENCY not in dict(target.limits):
+        return found
+    return trade(analysis, found, scores, allowed, target, search.suits)
 
 
 def check_reachable(analysis: Analysis, target: Target) -> None:
@@ -158,6 +164,11 @@ class _Search:
             if cost[name] > fraction * full[name]
         ]
         return "the budget cannot be met: " + "; ".join(parts)
+
+    def suits(self, opened: Bools) -> bool:
+        """Whether the network works, and minimum widths are kept."""
+        wide = all(opened[n.start :][: n.variables].sum() >= self.minima.get(n.name, 0) for n in self.layers)
+        return wide and self.analysis.works(opened)
 
     # ------------------------------------------------------------ filling
 

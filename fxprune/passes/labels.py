@@ -33,6 +33,26 @@ def labels_of(table: IdTable, layers: list[Layer]) -> Ids:
     return label
 
 
+def of_variables(layer: Layer, label: Ids) -> Ids:
+    """The labels of the layer's gate variables."""
+    rows = layer.rows.reshape(-1)
+    found = np.zeros(layer.variables, dtype=np.int64)
+    found[rows[rows != OPEN]] = label[layer.calls[0].ids.reshape(-1)[rows != OPEN]]
+    return found
+
+
+def connected(layers: list[Layer], label: Ids) -> list[list[Layer]]:
+    """Layers that write at least one label in common, directly or through others."""
+    parts: list[tuple[set[int], list[Layer]]] = []
+    for layer in layers:
+        labels = set(of_variables(layer, label).tolist())
+        touching = [part for part in parts if part[0] & labels]
+        together = [one for part in touching for one in part[1]]
+        parts = [part for part in parts if part not in touching]
+        parts.append((labels.union(*(part[0] for part in touching)), [*together, layer]))
+    return sorted((part[1] for part in parts), key=lambda part: part[0].start)
+
+
 def _variables(layers: list[Layer]) -> tuple[Ids, Ids]:
     """Per gate variable the first id that it gates, and its layer."""
     first, owner = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
