@@ -205,7 +205,9 @@ class Wrapped(fx.GraphModule):
         A network over the budget is cut, one under it gets the best of its dead back; without ``fill`` only what must
         live is opened. ``multiple_of`` rounds the widths of layers, ``minimum`` (layer name or pattern -> channels)
         keeps as many gates open, all of a layer that has fewer. Among equal scores every layer is cut alike.
-        ``budget`` (metric -> fraction) is another one than the network was wrapped with, for pruning in rounds.
+        ``budget`` (metric -> fraction) is another one than the network was wrapped with, for pruning in rounds. Under a
+        budget of latency widths are exchanged, unless ``multiple_of`` or no ``fill`` is asked for: as much as possible
+        is to be computed in that time.
         """
         if budget is not None and not isinstance(budget, Mapping):
             metric = self.target.limits[0][0]

@@ -174,7 +174,12 @@ class _Search:
 
     def fill(self, opened: Bools, allowed: Bools) -> Bools:
         """Spend what is left: open the best closed gates that fit, until nobody does."""
-        units, used = self._units(opened, allowed), self.used(opened)
+        opened = self._spent(opened, self._units(opened, allowed))
+        return self._spent(opened, self._remainders(opened, allowed))
+
+    def _spent(self, opened: Bools, units: list[Unit]) -> Bools:
+        """With the units that fit, one after the other."""
+        used = self.used(opened) if units else 1.0
         for start in range(0, len(units), AT_ONCE):
             rest = units[start : start + AT_ONCE]
             while rest and used < ENOUGH:
@@ -197,12 +202,17 @@ class _Search:
         units: list[Unit] = []
         for layer in self.layers:
             own = closed[(closed >= layer.start) & (closed < layer.start + layer.variables)]
-            step, count = self.steps.get(layer.name, 1), int(opened[layer.start :][: layer.variables].sum())
-            if count + own.size < layer.variables:  # the last ones would not complete the layer
-                own = own[: own.size - own.size % step]
-            units += [own[at : at + step] for at in range(0, own.size, step)]
+            step = self.steps.get(layer.name, 1)
+            units += [own[at : at + step] for at in range(0, own.size - step + 1, step)]
         rank = np.argsort(self.order)
         return sorted(units, key=lambda unit: int(rank[unit[0]]))
+
+    def _remainders(self, opened: Bools, allowed: Bools) -> list[Unit]:
+        """The last gates of layers whose width is no multiple: they complete the layer, or stay closed."""
+        parts = [slice(n.start, n.start + n.variables) for n in self.layers if n.name in self.steps]
+        closed = [part.start + np.flatnonzero(~opened[part]) for part in parts]
+        steps = [self.steps[n.name] for n in self.layers if n.name in self.steps]
+        return [own for own, step in zip(closed, steps, strict=True) if 0 < own.size < step and allowed[own].all()]
 
 
 def _trials(opened: Bools, units: list[Unit]) -> Bools:

@@ -68,10 +68,11 @@ def trade(
         high = price
         if worth > most:
             best, most = found, worth
+    found = best
     while high > CHEAP:  # the next stair is too high: what is left is spent where it is worth less and less
         high /= 1.5
-        best = search.climbed(best, high, most=1.0)
-    return best
+        found = search.climbed(found, high, most=1.0)
+    return found if search.measured(found[:, None])[1][0] > most else best
 
 
 class _Search:

@@ -155,16 +155,19 @@ def test_the_same_gates_give_the_same_masks() -> None:
     assert np.array_equal(first, opened(again))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "densenet121", "resnext", "uneven_groups"])
-def test_widths_are_multiples(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "multiple"),
+    [("resnet18", 4), ("densenet121", 4), ("resnext", 4), ("uneven_groups", 4), ("resnet18", 24), ("densenet121", 5)],
+)
+def test_widths_are_multiples(name: str, multiple: int) -> None:
     for fill in (True, False):
-        wrapped = harden(name, 1 / 2, "flops", multiple_of=4, fill=fill)
+        wrapped = harden(name, 1 / 2, "flops", multiple_of=multiple, fill=fill)
         used(wrapped)
         for layer in wrapped.analysis.layers:
             if layer.gated:
                 mask = wrapped.gates[layer.name].mask.numpy()
                 width = int(mask[layer.rows].sum())
-                assert width % 4 == 0 or mask.all(), f"{layer.name}: {width} of {layer.channels}"
+                assert width % multiple == 0 or mask.all(), f"{layer.name}: {width} of {layer.channels}"
 
 
 def test_multiples_use_the_budget_too() -> None:
