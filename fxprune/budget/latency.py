@@ -80,8 +80,14 @@ class Latency:
 
     def exact(self, present: npt.NDArray[np.bool_]) -> Floats:
         """For networks that compute these ids (ids x networks)."""
-        counts = torch.from_numpy(self._segments.count(present)).double()
-        found: Floats = self._of(counts).numpy()
+        return self.at(self.widths(present))
+
+    def widths(self, present: npt.NDArray[np.bool_]) -> Floats:
+        """What the time is a function of (widths x networks)."""
+        return self._segments.count(present).astype(np.float64)
+
+    def at(self, widths: Floats) -> Floats:
+        found: Floats = self._of(torch.from_numpy(widths)).numpy()
         return found
 
     def expected(self, present: torch.Tensor) -> torch.Tensor:
@@ -125,21 +131,21 @@ class Latency:
         )  # fmt: skip
         return total
 
-    def worth(self, around: npt.NDArray[np.bool_]) -> Callable[[npt.NDArray[np.bool_]], Floats]:
-        """What networks (ids x networks) are worth beside the one ``around``, which is worth 0.
+    def worth(self, around: Floats) -> Callable[[Floats], Floats]:
+        """What networks of some widths (widths x networks) are worth beside the one ``around``, which is worth 0.
 
         That one's widths are taken to be the best for a smooth time. The simplest function which is largest there is a
         sum of logarithms of widths, each weighted by the time that it takes.
         """
-        widths = torch.from_numpy(self._segments.count(around[:, None])[:, 0]).double().requires_grad_()
-        (slopes,) = torch.autograd.grad(self._even(widths), widths)
-        times = (slopes * widths.detach()).numpy()
+        with torch.enable_grad():
+            given = torch.from_numpy(around).requires_grad_()
+            (slopes,) = torch.autograd.grad(self._even(given), given)
+        times: Floats = slopes.numpy() * around
         there = times > 0
-        weights, before = times[there] / times.sum(), widths.detach().numpy()[there]
+        weights, before = times[there] / times.sum(), around[there, None]
 
-        def found(present: npt.NDArray[np.bool_]) -> Floats:
-            counts = np.maximum(self._segments.count(present)[there], 0.5)  # nothing is as good as half a channel
-            answer: Floats = weights @ np.log(counts / before[:, None])
+        def found(widths: Floats) -> Floats:
+            answer: Floats = weights @ np.log(np.maximum(widths[there], 0.5) / before)  # nothing is half a channel
             return answer
 
         return found

@@ -18,14 +18,15 @@ from math import inf, sqrt
 import numpy as np
 import numpy.typing as npt
 
+from fxprune.budget.cost import LATENCY
 from fxprune.budget.target import Target
 from fxprune.ids import Ids
 from fxprune.passes.analysis import Analysis
 from fxprune.passes.labels import connected, labels_of, of_variables
 
-CHEAP, DEAR, TRIES, SWEEPS = 1 / 8, 8.0, 8, 12
+CHEAP, DEAR, TRIES = 1 / 8, 8.0, 7
+ROUNDS = 6  # over all groups, at one price
 WIDTHS = np.array([0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048])
-STEPS = 2 ** np.arange(11)
 LEAST = 1e-4  # a gain that is worth a step
 
 Bools = npt.NDArray[np.bool_]
@@ -70,7 +71,7 @@ def trade(
             best, most = found, worth
     found = best
     while high > CHEAP:  # the next stair is too high: what is left is spent where it is worth less and less
-        high /= 1.5
+        high /= 2
         found = search.climbed(found, high, most=1.0)
     return found if search.measured(found[:, None])[1][0] > most else best
 
@@ -86,9 +87,11 @@ class _Search:
         fits: Callable[[Bools], bool],
     ) -> None:
         assert analysis.costs.latency is not None
-        self.costs, self.full, self.target = analysis.costs, analysis.full_cost, target
+        self.costs, self.latency, self.full = analysis.costs, analysis.costs.latency, analysis.full_cost
+        self.others = Target(tuple(limit for limit in target.limits if limit[0] != LATENCY))
+        self.limit = dict(target.limits)[LATENCY] * self.full.latency
         self.scores, self.allowed, self.fits = scores, allowed, fits
-        self.worth = analysis.costs.latency.worth(self.costs.logic.present(around[:, None])[:, 0])
+        self.worth = self.latency.worth(self.latency.widths(self.costs.logic.present(around[:, None]))[:, 0])
         layers = [layer for layer in analysis.layers if layer.gated]
         label = labels_of(analysis.channels.table, layers)
         labels = np.concatenate([of_variables(layer, label) for layer in layers])
@@ -105,16 +108,19 @@ class _Search:
     def measured(self, masks: Bools) -> tuple[Floats, Floats]:
         """Shares of the budget, and worths."""
         present = self.costs.logic.present(masks)
-        shares: Floats = self.target.used(self.costs.of_present(present, many=True), self.full)
-        return shares, self.worth(present)
+        widths = self.latency.widths(present)
+        shares = np.ceil(self.latency.at(widths)) / self.limit
+        if self.others.limits:
+            shares = np.maximum(shares, self.others.used(self.costs.of_present(present, many=True), self.full))
+        return shares, self.worth(widths)
 
     def climbed(self, opened: Bools, price: float, most: float) -> Bools:
         """Group after group takes the width that is best at this price, using at most so much, until none changes."""
-        for _ in range(SWEEPS):
-            before = opened
-            for group in self.groups:
-                opened = self._best(opened, group, price, most)
-            if opened is before:
+        still = 0
+        for group in ROUNDS * self.groups:
+            before, opened = opened, self._best(opened, group, price, most)
+            still = still + 1 if opened is before else 0
+            if still == len(self.groups):
                 break
         return opened
 
@@ -158,14 +164,13 @@ class _Search:
 
 
 def _widths(width: int, most: int) -> Iterator[int]:
-    """Other widths to try.
+    """Other widths to try: one more or less, and edges of stairs.
 
     >>> list(_widths(10, 32))
-    [2, 4, 6, 8, 9, 11, 12, 14, 16, 18, 24, 26, 32]
+    [2, 4, 8, 9, 11, 12, 16, 24]
     """
     place = int(np.searchsorted(WIDTHS, width))
-    below, above = WIDTHS[max(place - 3, 0) : place], WIDTHS[place:][:4]
-    found = {*below, *above, *(width - STEPS), *(width + STEPS), most}
+    found = {*WIDTHS[max(place - 3, 0) : place], width - 1, width + 1, *WIDTHS[place:][:4], min(2 * width, most)}
     yield from sorted(int(each) for each in found if 0 <= each <= most and each != width)
 
 

@@ -151,8 +151,8 @@ def test_any_machine_any_scores(step: int, copied: float, share: float, seed: in
     assert not (found & ~allowed).any()
     latency = net.analysis.costs.latency
     assert latency is not None
-    present = net.analysis.costs.logic.present(np.stack([start, found], 1))
-    before, after = latency.worth(present[:, 0])(present)
+    widths = latency.widths(net.analysis.costs.logic.present(np.stack([start, found], 1)))
+    before, after = latency.worth(widths[:, 0])(widths)
     assert before == pytest.approx(0)
     assert after >= before
 
@@ -164,5 +164,13 @@ def test_where_training_was_is_worth_most() -> None:
     masks = np.random.default_rng(1).random((net.analysis.variables, 200)) < 0.5
     masks[:, 0] = np.random.default_rng(2).random(net.analysis.variables) < 0.4
     present = net.analysis.costs.logic.present(masks)
-    worth, time = latency.worth(present[:, 0])(present), latency.exact(present)
+    widths = latency.widths(present)
+    worth, time = latency.worth(widths[:, 0])(widths), latency.exact(present)
     assert (worth[time <= time[0]] <= 1e-9).all()
+
+
+def test_where_no_gradients_are_kept() -> None:
+    net = on_stairs(8)
+    with torch.no_grad():
+        found = chosen(net, 0.3, first_ones(net, first=10, inner=11, outer=10))
+    assert share_of(net, found) <= 0.3
