@@ -49,7 +49,7 @@ def choose(
     search = _Search(analysis, target, scores, _steps(analysis, multiple_of), _minima(analysis, minimum))
     allowed = np.ones(scores.size, dtype=bool) if opened is None or fill else opened
     found = search.fill(search.best_prefix(allowed), allowed)
-    if not fill or multiple_of > 1 or LATENCY not in dict(target.limits):
+    if not fill or multiple_of > 1 or found.all() or LATENCY not in dict(target.limits):
         return found
     return trade(analysis, found, scores, allowed, target, search.suits)
 

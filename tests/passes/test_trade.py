@@ -174,3 +174,9 @@ def test_where_no_gradients_are_kept() -> None:
     with torch.no_grad():
         found = chosen(net, 0.3, first_ones(net, first=10, inner=11, outer=10))
     assert share_of(net, found) <= 0.3
+
+
+def test_a_network_without_gates_has_nothing_to_exchange() -> None:
+    net = fxprune.wrap(nn.Conv2d(3, 4, 1), 1.0, example_inputs=torch.zeros(1, 3, 4, 4))
+    use_latency(net.analysis, Latency(rest=1.0))
+    assert chosen(net, 1.0, np.zeros(0)).size == 0
