@@ -167,7 +167,7 @@ def _widths(width: int, most: int) -> Iterator[int]:
     """Other widths to try: one more or less, and edges of stairs.
 
     >>> list(_widths(10, 32))
-    [2, 4, 8, 9, 11, 12, 16, 24]
+    [2, 4, 8, 9, 11, 12, 16, 20, 24, 32]
     """
     place = int(np.searchsorted(WIDTHS, width))
     found = {*WIDTHS[max(place - 3, 0) : place], width - 1, width + 1, *WIDTHS[place:][:4], min(2 * width, most)}
