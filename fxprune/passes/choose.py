@@ -209,10 +209,8 @@ class _Search:
 
     def _remainders(self, opened: Bools, allowed: Bools) -> list[Unit]:
         """The last gates of layers whose width is no multiple: they complete the layer, or stay closed."""
-        parts = [slice(n.start, n.start + n.variables) for n in self.layers if n.name in self.steps]
-        closed = [part.start + np.flatnonzero(~opened[part]) for part in parts]
-        steps = [self.steps[n.name] for n in self.layers if n.name in self.steps]
-        return [own for own, step in zip(closed, steps, strict=True) if 0 < own.size < step and allowed[own].all()]
+        closed = [(n.name, n.start + np.flatnonzero(~opened[n.start :][: n.variables])) for n in self.layers]
+        return [own for name, own in closed if 0 < own.size < self.steps.get(name, 1) and allowed[own].all()]
 
 
 def _trials(opened: Bools, units: list[Unit]) -> Bools:
