@@ -1,15 +1,15 @@
-"""Mixed or regular, join by join and as a whole: what measures faster on this machine, for the example's shapes."""
+"""Mixed, regular or between, join by join and as a whole: what measures faster here, for the example's shapes."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from torch import fx
 
-from fxprune.core import Channels
-from fxprune.ids import Join
+from fxprune.core import Channels, Mixer
+from fxprune.ids import Ids, Join
 from fxprune.latency.stopwatch import by_op, example_inputs, in_turns
 from fxprune.passes.dense import Bools, regular_blocks
 from fxprune.rules import Flow
@@ -18,24 +18,33 @@ ROUNDS = 15
 
 
 def faster_joins(channels: Channels, present: Bools, compiled: Callable[[Bools], fx.GraphModule]) -> Bools:
-    """Widen the layers that write to a join to the join's own channels where that costs less than it saves.
+    """Widen layers that write to a join to the join's own channels where that costs less than it saves.
 
-    Both networks run in turns; a join is charged with its own ops and with those of the layers that write to it. What
-    these say is only taken if the whole net is faster by it; so is the net with regular blocks throughout.
+    That is none of them, all, or the cheapest one: a shortcut's 1x1 convolution, to whose output the block is then
+    added in place. These networks run in turns; a join is charged with its own ops and with those of the layers that
+    write to it. What these say is only taken if the whole net is faster by it; so are the net in which every join has
+    its cheapest layer widened and the one with regular blocks throughout.
     """
+
+    def widened(joins: Mapping[Join, list[int]]) -> Bools:
+        return regular_blocks(channels, present, joins)
+
     throughout = regular_blocks(channels, present)
     if np.array_equal(throughout, present):
         return present
-    joins = {join: node for join, node in joins_of(channels).items() if _changes(channels, present, join)}
-    nets = [compiled(each).eval() for each in (present, regular_blocks(channels, present, list(joins)))]
+    nodes = joins_of(channels)
+    written = {join: _written(channels, present, join) for join in nodes}
+    every = {join: own for join, own in written.items() if not np.array_equal(widened({join: own}), present)}
+    cheapest = {join: own[:1] for join, own in every.items()}
+    nets = [compiled(way).eval() for way in (present, widened(cheapest), widened(every))]
     inputs = example_inputs(channels, nets[0])
-    mixed, regular = by_op(nets, inputs, ROUNDS)
-    chosen = []
-    for join, node in joins.items():
-        charged = {node.name, *_writers(channels, join)}
-        if sum(regular[name] for name in charged) < sum(mixed[name] for name in charged):
-            chosen.append(join)
-    ways = [present, regular_blocks(channels, present, chosen), throughout]
+    spent = by_op(nets, inputs, ROUNDS)
+    chosen = {}
+    for join, own in every.items():
+        charged = {nodes[join].name, *_ops(channels, np.concatenate(join.operands))}
+        best = int(np.argmin([sum(times[name] for name in charged) for times in spent]))
+        chosen[join] = ([], own[:1], own)[best]
+    ways = [present, widened(chosen), widened(cheapest), throughout]
     nets = [compiled(way).eval() for way in ways]
     rounds = in_turns(nets, inputs, 2 * ROUNDS)
     usual = [statistics.median(own / first for own, first in zip(taken, rounds[0], strict=True)) for taken in rounds]
@@ -53,11 +62,22 @@ def joins_of(channels: Channels) -> dict[Join, fx.Node]:
     return found
 
 
-def _changes(channels: Channels, present: Bools, join: Join) -> bool:
-    return not np.array_equal(regular_blocks(channels, present, [join]), present)
+def _written(channels: Channels, present: Bools, join: Join) -> list[int]:
+    """Its living operands that layers write (then no other join is affected), those of cheap channels first."""
+    cost = {}
+    for number, ids in enumerate(join.operands):
+        writers = _writers(channels, ids)
+        written = np.concatenate([ids[:0], *(mixer.ids.reshape(-1) for mixer in writers)])
+        if present[ids].any() and np.isin(ids, written).all():
+            cost[number] = sum(int(present[mixer.inputs].sum()) * mixer.kernel * mixer.sites for mixer in writers)
+    return sorted(cost, key=cost.__getitem__)
 
 
-def _writers(channels: Channels, join: Join) -> list[str]:
-    ids = np.concatenate(join.operands)
-    layers = [mixer.node for mixer in channels.mixers if np.isin(mixer.ids, ids).any()]
+def _writers(channels: Channels, ids: Ids) -> list[Mixer]:
+    return [mixer for mixer in channels.mixers if np.isin(mixer.ids, ids).any()]
+
+
+def _ops(channels: Channels, ids: Ids) -> list[str]:
+    """The layers that write these, each with the op that ends it."""
+    layers = [mixer.node for mixer in _writers(channels, ids)]
     return [node.name for layer in layers for node in (layer, channels.anchors.get(layer, layer))]

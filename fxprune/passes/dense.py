@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +17,20 @@ from fxprune.passes.insert import find_sites
 Bools = npt.NDArray[np.bool_]
 
 
-def regular_blocks(channels: Channels, present: Bools, joins: Collection[Join] | None = None) -> Bools:
+def regular_blocks(
+    channels: Channels, present: Bools, joins: Mapping[Join, Collection[int]] | None = None
+) -> Bools:
     """Every operand of a join gets the channels of the result, unless nothing of it lives: a dead block stays away.
 
-    With ``joins``, only theirs, and only operands that a layer writes: then no other join is affected.
+    With ``joins``, only these of their operands. If layers write them, no other join is affected.
     """
-    before, present, written = present, present.copy(), written_by_layers(channels)
+    before, present = present, present.copy()
     for block in reversed(channels.table.blocks):
         if isinstance(block, Mix):
             _close(block, present)
-        elif joins is None or block in joins:
-            for operand in block.operands:
-                if present[operand].any() and (joins is None or written[operand].all()):
+        else:
+            for number, operand in enumerate(block.operands):
+                if present[operand].any() and (joins is None or number in joins.get(block, ())):
                     present[operand[present[block.out]]] = True
     present[:2] = (True, False)
     for block in channels.table.blocks:  # what would be computed of nothing is not computed
@@ -40,13 +42,6 @@ def regular_blocks(channels: Channels, present: Bools, joins: Collection[Join] |
             )
         present[block.out] &= fed | before[block.out]
     return present
-
-
-def written_by_layers(channels: Channels) -> Bools:
-    written = np.zeros(channels.table.size, dtype=bool)
-    for mixer in channels.mixers:
-        written[mixer.ids] = True
-    return written
 
 
 def _close(block: Mix, present: Bools) -> None:

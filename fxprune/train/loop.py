@@ -20,6 +20,7 @@ from fxprune.emit.files import reason, write_atomically
 from fxprune.errors import OptionError, RunError
 from fxprune.latency.cache import as_json, from_json
 from fxprune.methods import Method, make_method
+from fxprune.passes.choose import check_reachable
 from fxprune.run import STAGES, Run, check_writable
 from fxprune.slimming import present_ids
 from fxprune.timing import use_latency
@@ -87,9 +88,9 @@ def run_all(
         example = example_inputs if example_inputs is not None else example_of(first.to(place), batch_size)
         wrapped = tools.wrap(base, example)
         make_method(settings.method, wrapped, settings.method_options)
-        wrapped.harden()  # a budget that cannot be met shows now, not after the training
+        check_reachable(wrapped.analysis, wrapped.target)  # this shows now, not after the training
         if folder is not None:
-            check_writable(wrapped)  # the same
+            check_writable(wrapped.set_masks({}))  # the same
         facts = _facts(model, wrapped, batches, settings)
         if LATENCY in facts["budget"]:
             facts["batch_size"] = count_batch(*wrapped.analysis.channels.trace.example)

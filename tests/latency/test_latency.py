@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,28 @@ def test_a_machine_on_which_time_jumps(wrapped: Wrapped, monkeypatch: pytest.Mon
     wrapped.harden()
     used = wrapped.cost().latency / wrapped.full_cost().latency
     assert 0.3 < used <= 0.4 and used == pytest.approx(max(share for share in tried if share <= 0.4), rel=1e-3)
+
+
+def test_a_net_that_was_lucky_once(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in which slim nets are faster than in others does not decide alone."""
+    model = Latency(lines=tuple(Line(mixer.ids.reshape(-1), 0.0, 10.0) for mixer in wrapped.analysis.channels.mixers))
+    use_latency(wrapped.analysis, model)
+
+    def in_process(factor: float) -> Callable[..., list[list[float]]]:
+        def seen(nets: list[np.ndarray], *_: object) -> list[list[float]]:
+            own, full = model.exact(np.stack(nets, 1))
+            return [[1e-9 * factor * own], [1e-9 * full]]
+
+        return seen
+
+    processes = iter([nullcontext(in_process(0.92)), nullcontext(in_process(1.0))])
+    monkeypatch.setattr("fxprune.timing.compiled", lambda _, present: present)
+    monkeypatch.setattr("fxprune.timing.example_inputs", lambda *_: None)
+    monkeypatch.setattr("fxprune.timing.own_process", lambda: next(processes))
+    wrapped.harden()
+    present = wrapped.analysis.costs.logic.present(wrapped.masks()[:, None])
+    own, full = model.exact(np.concatenate([present, np.ones_like(present)], 1))
+    assert 0.9 / 2 <= own / full <= 1 / 2
 
 
 def test_a_budget_of_latency_is_met_by_its_own_measure(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
