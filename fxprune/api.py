@@ -84,8 +84,9 @@ def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False,
 
     A network that is not hardened yet is copied and hardened first. ``connectivity="dense"`` keeps every channel that
     a residual add joins on both sides (the regular block, for comparison); ``"auto"`` does so, or on one side, where
-    that measures faster on this machine than mixed connectivity. Both compute more than the budget counts: ``slim.report.after`` says
-    how much. (Its ``"network_params"`` are those of the slim net, counted.) ``fuse`` folds batch norms for deployment.
+    that measures faster on this machine than mixed connectivity. Both compute more than the budget counts:
+    ``slim.report.after`` says how much. (Its ``"network_params"`` are those of the slim net, counted.) ``fuse`` folds
+    batch norms for deployment.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 10))
     >>> wrapped = wrap(net, 1/2, example_inputs=torch.zeros(1, 3, 8, 8))
