@@ -23,11 +23,15 @@ def wrapped() -> Wrapped:
     return net.harden({name: torch.rand(len(gate)) for name, gate in net.gates.items()})
 
 
-@pytest.mark.parametrize(("fastest", "like"), [(0, "mixed"), (3, "dense")])
-def test_whole_nets_decide(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch, fastest: int, like: str) -> None:
+@pytest.mark.parametrize(("fastest", "gain", "like"), [(0, 0.5, "mixed"), (3, 0.5, "dense"), (3, 0.99, "mixed")])
+def test_whole_nets_decide(
+    wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch, fastest: int, gain: float, like: str
+) -> None:
+    """And a gain that may be noise is none."""
+
     def timed(nets: Any, inputs: Any, rounds: int) -> list[list[float]]:
         assert len(nets) == 4
-        return [[1.0 if number == fastest else 2.0] * rounds for number in range(len(nets))]
+        return [[gain if number == fastest else 1.0] * rounds for number in range(len(nets))]
 
     monkeypatch.setattr(auto, "in_turns", timed)
     found = fxprune.export(wrapped, connectivity="auto")
