@@ -36,7 +36,7 @@ class Writer:
         call, at = self.graph.call_method, self.buffer("index", torch.from_numpy(index))
         part = call("type_as", (part, base))  # autocast may have made them differ
         if self._side_by_side(axis, ndim):
-            base, part = (call("permute", (node, *_CHANNELS_LAST)) for node in (base, part))
+            base, part = self._channels_at_end(base), self._channels_at_end(part)
             total = call("scatter_add_", (base, 3, call("expand_as", (at, part)), part))
             return call("permute", (total, *_CHANNELS_FIRST))
         if axis == ndim - 1:
@@ -46,9 +46,16 @@ class Writer:
     def concat(self, parts: list[fx.Node], axis: int, ndim: int) -> fx.Node:
         """One after the other; in the form whose result keeps how channels lie, also in a net that is compiled."""
         if self._side_by_side(axis, ndim):
-            parts = [self.graph.call_method("permute", (part, *_CHANNELS_LAST)) for part in parts]
-            return self.graph.call_method("permute", (self.concat(parts, 3, ndim), *_CHANNELS_FIRST))
+            total = self.graph.call_function(torch.cat, ([self._channels_at_end(part) for part in parts], 3))
+            return self.graph.call_method("permute", (total, *_CHANNELS_FIRST))
         return self.graph.call_function(torch.cat, (parts, axis))
+
+    def _channels_at_end(self, node: fx.Node) -> fx.Node:
+        if node.target == "permute" and node.args[1:] == _CHANNELS_FIRST:  # they were, before
+            before = node.args[0]
+            assert isinstance(before, fx.Node)
+            return before
+        return self.graph.call_method("permute", (node, *_CHANNELS_LAST))
 
     def _side_by_side(self, axis: int, ndim: int) -> bool:
         return ndim == 4 and axis == 1 and self.channels_last
