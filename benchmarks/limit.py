@@ -82,7 +82,7 @@ class _Join:
 
     @property
     def narrowest(self) -> fx.Node:
-        return min(self.entering, key=lambda node: self.entering[node].shape[1])
+        return min(self.entering, key=lambda node: self.entering[node].numel())
 
     @property
     def narrow(self) -> torch.Tensor:
@@ -124,10 +124,13 @@ class _Recorder(fx.Interpreter):
         origin = self.origins[n] = str(n.meta["origin"])
         join = self.joins.setdefault(origin, _Join())
         for source in n.all_input_nodes:
-            value = self.env[source]
-            inside = self.origins.get(source) == origin
-            if not inside and isinstance(value, torch.Tensor) and value.ndim == made.ndim:
-                join.entering[source] = value
+            before = self.origins.get(source)
+            if before == origin:
+                continue
+            entered = source if before is None else self.joins[before].result  # it may be a view of the source
+            value = self.env[entered]
+            if isinstance(value, torch.Tensor) and value.ndim == made.ndim:
+                join.entering[entered] = value
         if n.target is torch.ops.aten.add_.Tensor:  # a slice of the result was written
             under: Any = n.args[0]
             join.result = under.args[0]

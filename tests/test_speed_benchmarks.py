@@ -11,17 +11,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxprune
 from algorithm2 import algorithm2
-from examples.models import resnet8
+from examples.models import resnet8, wrn
 from fxprune.wrapped import Wrapped
 from limit import cut_at_joins, limit
 
 X = torch.randn(2, 3, 12, 16, dtype=torch.float64)
 
 
-@pytest.fixture(params=[0, 1, 2])
+@pytest.fixture(params=[*((seed, "resnet8") for seed in range(3)), *((seed, "wrn") for seed in range(3))])
 def wrapped(request: pytest.FixtureRequest) -> Wrapped:
-    torch.manual_seed(request.param)
-    net = fxprune.wrap(resnet8(width=8).double().eval(), 1 / 4, example_inputs=X)
+    seed, name = request.param
+    torch.manual_seed(seed)
+    model = resnet8(width=8) if name == "resnet8" else wrn(16, 1)  # with joins of joins
+    net = fxprune.wrap(model.double().eval(), 1 / 4, example_inputs=X)
     return net.harden({name: torch.rand(len(gate)) for name, gate in net.gates.items()})
 
 
