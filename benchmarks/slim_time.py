@@ -202,7 +202,7 @@ def markdown(found: Row) -> str:
     machine = found["machine"]
     text = [
         "# How fast slim nets are", "",
-        f"Made by `{found['command']}`; do not edit.", "",
+        f"Made by `{found['command']}`{found.get('pieces', '')}; do not edit.", "",
         f"{machine['cores']} cores ({machine['architecture']}), {machine['threads']} threads, load per core before: "
         f"{found['load_per_core_before']}, Python {machine['python']}, torch {machine['torch']}, Torch-Pruning "
         f"{machine['torch-pruning']}. Time of the slim net over that of another one, the median of interleaved rounds "
@@ -264,7 +264,7 @@ def main() -> None:
     asked += " --channels-last" if options.channels_last else ""
     found: Row = {**circumstances("slim_time.py", asked), "rows": before}
     if before:
-        found["command"] = f"{held['command']} && {found['command']} --resume"
+        found["pieces"] = held.get("pieces", " in pieces, by --resume")
     for name in options.nets:
         for row in measured(name, options, set(map(key, before))):
             print(line(row), flush=True)
