@@ -31,7 +31,7 @@ from timing import circumstances
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxprune
 from fxprune.latency.process import KEEPS_MEMORY
-from fxprune.latency.stopwatch import in_turns
+from fxprune.latency.stopwatch import in_turns, usual_ratio
 
 RESULT = Path(__file__).parent / "results" / "latency_budget"
 Row = dict[str, Any]
@@ -61,8 +61,7 @@ def timed(folder: Path, name: str, batch: int, channels_last: bool, rounds: int)
     memory = torch.channels_last if channels_last else torch.contiguous_format
     nets = [fxprune.load(folder / part).eval().to(memory_format=memory) for part in ("slim", "full")]
     x = torch.randn(batch, 3, SIZES[name], SIZES[name]).to(memory_format=memory)
-    own, full = in_turns(nets, ((x,), {}), rounds)
-    return statistics.median(a / b for a, b in zip(own, full, strict=True))
+    return usual_ratio(*in_turns(nets, ((x,), {}), rounds))
 
 
 def measured(name: str, budget: str, batch: int, channels_last: bool, options: argparse.Namespace) -> Row:

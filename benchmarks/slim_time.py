@@ -202,13 +202,14 @@ def markdown(found: Row) -> str:
     machine = found["machine"]
     text = [
         "# How fast slim nets are", "",
-        f"Made by `{found['command']}`{found.get('pieces', '')}; do not edit.", "",
+        f"Made by `{found['command']}`; do not edit.", "",
         f"{machine['cores']} cores ({machine['architecture']}), {machine['threads']} threads, load per core before: "
         f"{found['load_per_core_before']}, Python {machine['python']}, torch {machine['torch']}, Torch-Pruning "
         f"{machine['torch-pruning']}. Time of the slim net over that of another one, the median of interleaved rounds "
         "and its 95 % interval; below 1 the slim net is faster. Channels are chosen at random, on budget.", "",
         *(f"- *{name}*: {what}" for name, what in OTHERS.items()),
-        '- *auto/ideal*, *auto/dense*: `connectivity="auto"` over the limit of the mixed net, and over `"dense"`',
+        '- *auto/ideal*, *auto/dense*: `connectivity="auto"` over the limit of the mixed net, and over `"dense"`; '
+        "empty where it was measured before auto could widen one layer of a join alone",
     ]  # fmt: skip
     for name in dict.fromkeys(row["net"] for row in found["rows"]):
         rows = [row for row in found["rows"] if row["net"] == name]
@@ -264,7 +265,7 @@ def main() -> None:
     asked += " --channels-last" if options.channels_last else ""
     found: Row = {**circumstances("slim_time.py", asked), "rows": before}
     if before:
-        found["pieces"] = held.get("pieces", " in pieces, by --resume")
+        found["command"] = f"{held['command']} && {found['command']} --resume"
     for name in options.nets:
         for row in measured(name, options, set(map(key, before))):
             print(line(row), flush=True)

@@ -14,7 +14,6 @@ give a large net. In steps a layer loses its channels down to the last one.
 from __future__ import annotations
 
 import copy
-import statistics
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -29,7 +28,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxprune
 from fxprune.count import count
-from fxprune.latency.stopwatch import in_turns
+from fxprune.latency.stopwatch import in_turns, usual_ratio
 
 ENOUGH = 0.99  # of a budget: no other number of steps is tried
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -92,8 +91,7 @@ def cost(net: nn.Module, args: tuple[Any, ...], metric: str) -> int:
 
 def time_share(net: nn.Module, full: nn.Module, args: tuple[Any, ...]) -> float:
     """The net's time over the full one's: the median of rounds in which both take turns."""
-    own, whole = in_turns([net, full], (args, {}), 15)
-    return statistics.median(one / other for one, other in zip(own, whole, strict=True))
+    return usual_ratio(*in_turns([net, full], (args, {}), 15))
 
 
 def pruner(

@@ -25,7 +25,7 @@ from fxprune.latency import cache
 from fxprune.latency.machine import cache_file, description
 from fxprune.latency.measure import measure, network_key
 from fxprune.latency.process import Timer, own_process
-from fxprune.latency.stopwatch import device_of, example_inputs
+from fxprune.latency.stopwatch import device_of, example_inputs, usual_ratio
 from fxprune.passes.analysis import Analysis
 from fxprune.passes.compile import compile_slim
 from fxprune.passes.dense import Bools
@@ -126,9 +126,9 @@ def _tried(
         present = analysis.costs.logic.present(opened[:, None])[:, 0]
         nets = [compiled(wrapped, present), full]
         own, whole = timed(nets, inputs, rounds)
-        if ENOUGH * goal <= _ratio(own, whole) <= goal:
+        if ENOUGH * goal <= usual_ratio(own, whole) <= goal:
             own, whole = (one + other for one, other in zip([own, whole], again(nets, inputs, rounds), strict=True))
-        used = _ratio(own, whole) / goal
+        used = usual_ratio(own, whole) / goal
         seen.append(_Seen(opened, present, used * goal, 1e9 * statistics.median(whole)))
         if ENOUGH <= used <= 1 or (used < 1 and (opened.all() or limit == 1)):
             break
@@ -137,10 +137,6 @@ def _tried(
         if not enough < limit < too_much:
             limit = sqrt(enough * too_much)
     return seen
-
-
-def _ratio(own: list[float], whole: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(own, whole, strict=True))
 
 
 def _everyone(wrapped: Wrapped) -> Bools:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import statistics
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 
 from fxprune.budget.cost import METRICS
 from fxprune.count import count
-from fxprune.latency.stopwatch import Inputs, device_of, in_turns
+from fxprune.latency.stopwatch import Inputs, device_of, in_turns, usual_ratio
 from fxprune.passes.verify import noise
 
 PAIRS, BATCHES = 30, (1, 32)
@@ -55,5 +54,5 @@ def latency(slim: nn.Module, full: nn.Module, inputs: Inputs, more: tuple[int, .
             one, other = in_turns([slim.eval(), full.eval()], made, PAIRS)
         except (RuntimeError, TypeError, ValueError, AssertionError):  # it takes the batch size of its example only
             continue
-        found[str(size)] = round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 4)
+        found[str(size)] = round(usual_ratio(one, other), 4)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import fx
 
 from fxprune.core import Channels, Mixer
 from fxprune.ids import Ids, Join
-from fxprune.latency.stopwatch import by_op, example_inputs, in_turns
+from fxprune.latency.stopwatch import by_op, example_inputs, in_turns, usual_ratio
 from fxprune.passes.dense import Bools, regular_blocks
 from fxprune.rules import Flow
 
@@ -48,7 +47,7 @@ def faster_joins(channels: Channels, present: Bools, compiled: Callable[[Bools],
     ways = [present, widened(chosen), widened(cheapest), throughout]
     nets = [compiled(way).eval() for way in ways]
     rounds = in_turns(nets, inputs, 2 * ROUNDS)
-    usual = [statistics.median(own / first for own, first in zip(taken, rounds[0], strict=True)) for taken in rounds]
+    usual = [usual_ratio(taken, rounds[0]) for taken in rounds]
     best = int(np.argmin(usual))
     return ways[best] if usual[best] < WORTH_IT else present
 
@@ -71,7 +70,7 @@ def _written(channels: Channels, present: Bools, join: Join) -> list[int]:
         writers = _writers(channels, ids)
         written = np.concatenate([ids[:0], *(mixer.ids.reshape(-1) for mixer in writers)])
         if present[ids].any() and np.isin(ids, written).all():
-            cost[number] = sum(int(present[mixer.inputs].sum()) * mixer.kernel * mixer.sites for mixer in writers)
+            cost[number] = sum(present[each.inputs].sum() / each.groups * each.kernel * each.sites for each in writers)
     return sorted(cost, key=cost.__getitem__)
 
 

@@ -61,6 +61,11 @@ def in_turns(nets: Sequence[torch.nn.Module], inputs: Inputs, rounds: int) -> li
     return taken
 
 
+def usual_ratio(own: Sequence[float], other: Sequence[float]) -> float:
+    """Of the times of two nets that took turns: the median over the rounds."""
+    return statistics.median(one / two for one, two in zip(own, other, strict=True))
+
+
 class Stopwatch(fx.Interpreter):
     """Runs a slim net op by op and notes how long each takes, by the op of the original that it stands for."""
 

@@ -88,7 +88,7 @@ def run_all(
         example = example_inputs if example_inputs is not None else example_of(first.to(place), batch_size)
         wrapped = tools.wrap(base, example)
         make_method(settings.method, wrapped, settings.method_options)
-        check_reachable(wrapped.analysis, wrapped.target)  # this shows now, not after the training
+        check_reachable(wrapped.analysis, wrapped.target)  # a budget that cannot be met shows now, not after training
         if folder is not None:
             check_writable(wrapped.set_masks({}))  # the same
         facts = _facts(model, wrapped, batches, settings)
