@@ -42,7 +42,9 @@ addEventListener("DOMContentLoaded", () => {
     tip.style.left = `${beside ? left : Math.max(8, Math.min(box.left, innerWidth - own.width - 12))}px`;
     tip.style.top = `${Math.max(8, Math.min(top, innerHeight - own.height - 8))}px`;
   };
-  document.addEventListener("pointerover", (event) => show(named(event.target)));
+  // A page that scrolls to what has the focus moves under a pointer that rests: that must not hide its numbers.
+  const focused = () => { const element = document.querySelector(":focus-visible"); return element && named(element); };
+  document.addEventListener("pointerover", (event) => show(named(event.target) || focused()));
   document.addEventListener("focusin", (event) => show(named(event.target)));
   document.addEventListener("focusout", () => show(null));
   const follow = () => (shown && shown === document.activeElement ? move(shown) : show(null));

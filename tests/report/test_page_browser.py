@@ -111,6 +111,9 @@ def test_hover_and_focus_show_numbers(show: Show) -> None:
     bar = _at(browser, ".entry")
     browser.execute_script("arguments[0].focus()", bar)
     assert "channels live" in tip.text
+    scrolled = "document.querySelector('h1').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
+    browser.execute_script(scrolled)  # the page moved under a pointer that rests
+    assert "channels live" in tip.text
     webdriver.ActionChains(browser).send_keys("\ue00c").perform()  # Escape
     assert not tip.is_displayed()
 
