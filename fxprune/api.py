@@ -79,14 +79,22 @@ def wrap(
 
 
 @torch.inference_mode(False)  # tensors made inside of it could never be trained
-def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False, verify: bool = True) -> fx.GraphModule:
+def export(
+    wrapped: Wrapped,
+    *,
+    connectivity: str = "mixed",
+    fuse: bool = False,
+    verify: bool = True,
+    prepare: Callable[[nn.Module], nn.Module] | None = None,
+) -> fx.GraphModule:
     """Compile a wrapped network into a plain, smaller module that computes the same (``slim.report`` says how exactly).
 
     A network that is not hardened yet is copied and hardened first. ``connectivity="dense"`` keeps every channel that
     a residual add joins on both sides (the regular block, for comparison); ``"auto"`` does so, or on one side, where
     that measures faster on this machine than mixed connectivity. Both compute more than the budget counts:
-    ``slim.report.after`` says how much. (Its ``"network_params"`` are those of the slim net, counted.) ``fuse`` folds
-    batch norms for deployment.
+    ``slim.report.after`` says how much. (Its ``"network_params"`` are those of the slim net, counted.) What ``"auto"``
+    measures are eager nets, unless it is told how you ``prepare`` yours to run: ``prepare=torch.compile``. ``fuse``
+    folds batch norms for deployment.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 10))
     >>> wrapped = wrap(net, 1/2, example_inputs=torch.zeros(1, 3, 8, 8))
@@ -95,6 +103,11 @@ def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False,
     True
     """
     check_choice("connectivity", connectivity, ("mixed", "dense", "auto"))
+    if prepare is not None and connectivity != "auto":
+        raise OptionError(
+            f"export() times no nets for connectivity={connectivity!r}, so it has none to prepare",
+            fix='write connectivity="auto", or prepare the slim net yourself',
+        )
     if not isinstance(wrapped, Wrapped):
         inside = [name for name in ("_orig_mod", "module") if isinstance(getattr(wrapped, name, None), Wrapped)]
         raise OptionError(
@@ -105,7 +118,7 @@ def export(wrapped: Wrapped, *, connectivity: str = "mixed", fuse: bool = False,
     check_finite(wrapped.bank)
     if not wrapped.hardened:
         wrapped = copy.deepcopy(wrapped).harden()
-    present = present_ids(wrapped, connectivity)
+    present = present_ids(wrapped, connectivity, prepare)
     with collected_later():
         slim, report = compile_wrapped(wrapped, present)
     check_finite(slim)  # what is dead may hold anything

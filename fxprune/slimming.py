@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from fxprune.latency.auto import faster_joins
 from fxprune.passes.compile import compile_slim
@@ -18,14 +19,16 @@ if TYPE_CHECKING:
     from fxprune.wrapped import Wrapped
 
 
-def present_ids(wrapped: Wrapped, connectivity: str) -> Bools:
+def present_ids(
+    wrapped: Wrapped, connectivity: str, prepare: Callable[[nn.Module], nn.Module] | None = None
+) -> Bools:
     """The channels that the slim net computes."""
     analysis, mask = wrapped.analysis, torch.from_numpy(wrapped.masks()).double()
     present: Bools = analysis.costs.physical(mask).numpy() > 0
     if connectivity == "dense":
         return regular_blocks(analysis.channels, present)
     if connectivity == "auto":
-        return faster_joins(analysis.channels, present, lambda present: compile_wrapped(wrapped, present)[0])
+        return faster_joins(analysis.channels, present, lambda present: compile_wrapped(wrapped, present)[0], prepare)
     return present
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fxprune.emit.functions import INFIX, PREFIX, function_name, without_defaults
-from fxprune.emit.layout import Doc, flat, group, prefixed, render, sentence
+from fxprune.emit.layout import Doc, flat, group, prefixed, quoted, render, sentence
 from fxprune.emit.literal import literal
 from fxprune.emit.records import Records, is_data_class, is_named_tuple
 from fxprune.emit.tree import access
@@ -58,14 +58,15 @@ class Forward:
             block = str(node.target).rpartition(".")[0] if node.op == "call_module" else ""
             if block in self.blocks and block not in known:
                 known.add(block)
-                made += render(f"{self.blocks[block]} = {access(block)}", indent + 4)
+                made += render(f"{self.blocks[block]} = {access(block)}._modules", indent + 4)
             made += render(self._statement(node, last), indent + 4)
         return made
 
     # ------------------------------------------------------------ names
 
     def _name_blocks(self) -> dict[str, str]:
-        """Blocks of which several layers are called: each is looked up once."""
+        """Blocks of which several layers are called: each is looked up once, and its layers in its dictionary, since
+        ``block.conv`` takes as long as a small op."""
         owners = Counter(str(node.target).rpartition(".")[0] for node in self.nodes if node.op == "call_module")
         found: dict[str, str] = {}
         for path in (path for path, times in owners.items() if path and times > 1):
@@ -78,7 +79,7 @@ class Forward:
 
     def _layer(self, path: str) -> str:
         block, _, name = path.rpartition(".")
-        return access(name, self.blocks[block]) if block in self.blocks else access(path)
+        return f"{self.blocks[block]}[{quoted(name)}]" if block in self.blocks else access(path)
 
     def _argument(self, node: fx.Node) -> Doc:
         name = str(node.target)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from torch import fx
+from torch import fx, nn
 
 from fxprune.core import Channels, Mixer
 from fxprune.ids import Ids, Join
@@ -17,17 +18,27 @@ ROUNDS = 15
 WORTH_IT = 0.98  # of the mixed net's time: less of a gain may be noise, and computes more
 
 
-def faster_joins(channels: Channels, present: Bools, compiled: Callable[[Bools], fx.GraphModule]) -> Bools:
+def faster_joins(
+    channels: Channels,
+    present: Bools,
+    compiled: Callable[[Bools], fx.GraphModule],
+    prepare: Callable[[nn.Module], nn.Module] | None = None,
+) -> Bools:
     """Widen layers that write to a join to the join's own channels where that costs less than it saves.
 
     That is none of them, all, or the cheapest one: a shortcut's 1x1 convolution, to whose output the block is then
     added in place. These networks run in turns; a join is charged with its own ops and with those of the layers that
     write to it. What these say is only taken if the whole net is faster by it; so are the net in which every join has
-    its cheapest layer widened and the one with regular blocks throughout.
+    its cheapest layer widened and the one with regular blocks throughout. Nets that somebody is to ``prepare`` first
+    (a compiler) have no ops of their own to charge: they are taken as a whole only.
     """
 
     def widened(joins: Mapping[Join, list[int]]) -> Bools:
         return regular_blocks(channels, present, joins)
+
+    @functools.cache
+    def net_of(way: bytes) -> fx.GraphModule:
+        return compiled(np.frombuffer(way, dtype=bool)).eval()
 
     throughout = regular_blocks(channels, present)
     if np.array_equal(throughout, present):
@@ -36,17 +47,20 @@ def faster_joins(channels: Channels, present: Bools, compiled: Callable[[Bools],
     written = {join: _written(channels, present, join) for join in nodes}
     every = {join: own for join, own in written.items() if not np.array_equal(widened({join: own}), present)}
     cheapest = {join: own[:1] for join, own in every.items()}
-    nets = [compiled(way).eval() for way in (present, widened(cheapest), widened(every))]
-    inputs = example_inputs(channels, nets[0])
-    spent = by_op(nets, inputs, ROUNDS)
-    chosen = {}
-    for join, own in every.items():
-        charged = {nodes[join].name, *_ops(channels, np.concatenate(join.operands))}
-        best = int(np.argmin([sum(times[name] for name in charged) for times in spent]))
-        chosen[join] = ([], own[:1], own)[best]
-    ways = [present, widened(chosen), widened(cheapest), throughout]
-    nets = [compiled(way).eval() for way in ways]
-    rounds = in_turns(nets, inputs, 2 * ROUNDS)
+    ways = [present, widened(cheapest), throughout]
+    if prepare is None:
+        nets = [net_of(way.tobytes()) for way in (present, widened(cheapest), widened(every))]
+        spent = by_op(nets, example_inputs(channels, nets[0]), ROUNDS)
+        chosen = {}
+        for join, own in every.items():
+            charged = {nodes[join].name, *_ops(channels, np.concatenate(join.operands))}
+            best = int(np.argmin([sum(times[name] for name in charged) for times in spent]))
+            chosen[join] = ([], own[:1], own)[best]
+        ways.insert(1, widened(chosen))
+    ways = list({way.tobytes(): way for way in ways}.values())
+    slim = [net_of(way.tobytes()) for way in ways]
+    inputs = example_inputs(channels, slim[0])
+    rounds = in_turns([prepare(net) for net in slim] if prepare is not None else slim, inputs, 2 * ROUNDS)
     usual = [usual_ratio(taken, rounds[0]) for taken in rounds]
     best = int(np.argmin(usual))
     return ways[best] if usual[best] < WORTH_IT else present

@@ -177,6 +177,8 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
             order = existing[np.isin(existing, groups)]
             groups = np.concatenate([order, groups[~np.isin(groups, order)]])
     node = slim.fetch(source, axis, (groups[:, None] * read.shape[1] + columns).reshape(-1))
+    if columns.size == 1 and slim.side_by_side(axis, op.out.ndim):
+        node = slim.one_channel_last(node)
     written = (groups[:, None] * kept.shape[1] + rows).reshape(-1)
     values = slim.gate_values.get(this.name)
     own_gate = values is not None and this.node not in slim.channels.anchors

@@ -35,7 +35,7 @@ class Writer:
         """
         call, at = self.graph.call_method, self.buffer("index", torch.from_numpy(index))
         part = call("type_as", (part, base))  # autocast may have made them differ
-        if self._side_by_side(axis, ndim):
+        if self.side_by_side(axis, ndim):
             base, part = self._channels_at_end(base), self._channels_at_end(part)
             total = call("scatter_add_", (base, 3, call("expand_as", (at, part)), part))
             return call("permute", (total, *_CHANNELS_FIRST))
@@ -45,10 +45,16 @@ class Writer:
 
     def concat(self, parts: list[fx.Node], axis: int, ndim: int) -> fx.Node:
         """One after the other; in the form whose result keeps how channels lie, also in a net that is compiled."""
-        if self._side_by_side(axis, ndim):
+        if self.side_by_side(axis, ndim):
             total = self.graph.call_function(torch.cat, ([self._channels_at_end(part) for part in parts], 3))
             return self.graph.call_method("permute", (total, *_CHANNELS_FIRST))
         return self.graph.call_function(torch.cat, (parts, axis))
+
+    def one_channel_last(self, node: fx.Node) -> fx.Node:
+        """The same map of one channel, with strides that say channels-last: norms leave strides that say contiguous,
+        and a convolution, whose filters of one channel may say either, would be slower and hand that on."""
+        call = self.graph.call_method
+        return call("permute", (call("unsqueeze", (call("squeeze", (node, 1)), 3)), *_CHANNELS_FIRST))
 
     def _channels_at_end(self, node: fx.Node) -> fx.Node:
         if node.target == "permute" and node.args[1:] == _CHANNELS_FIRST:  # they were, before
@@ -57,7 +63,7 @@ class Writer:
             return before
         return self.graph.call_method("permute", (node, *_CHANNELS_LAST))
 
-    def _side_by_side(self, axis: int, ndim: int) -> bool:
+    def side_by_side(self, axis: int, ndim: int) -> bool:
         return ndim == 4 and axis == 1 and self.channels_last
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -92,6 +93,36 @@ def test_streams_that_grow_keep_the_memory_format(last: bool) -> None:
     assert torch.cat in {node.target for node in slim.graph.nodes}
     assert len(maps) > 12 and all(made.is_contiguous(memory_format=memory) for made in maps)
     assert ("permute" in methods(slim)) is last
+
+
+class Shortcut(nn.Module):
+    """A convolution of 1x1 that reads a stem."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.conv, self.shortcut = nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(4, 6, 1)
+        self.head = nn.Conv2d(6, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        return self.head(self.conv(x) + self.shortcut(x)).mean((2, 3))
+
+
+def test_one_living_channel_keeps_the_memory_format() -> None:
+    """A map of one channel lies alike in both formats: by its strides torch tells which it is."""
+    torch.manual_seed(0)
+    net = Shortcut().double().eval().to(memory_format=torch.channels_last)
+    x = torch.randn(16, 3, 8, 9, dtype=torch.float64)  # on one thread torch has other layers for a small batch
+    wrapped = fxprune.wrap(net, 1.0, example_inputs=x)
+    masks = {name: torch.ones(len(gate), dtype=torch.bool) for name, gate in wrapped.gates.items()}
+    slim = check_export(wrapped.set_masks({**masks, "stem": torch.arange(4) == 2}), [(x,)])
+    made: list[torch.Tensor] = []
+    for name in ("conv", "shortcut"):
+        slim.get_submodule(name).register_forward_hook(lambda layer, args, out: made.append(out))
+    copy.deepcopy(slim).float()(x.float())
+    assert len(made) == 2 and not any(each.is_contiguous() for each in made)
+    check_export(hardened(slim, x, 1), [(x,)])
 
 
 def test_channels_at_the_end_are_scattered_there() -> None:
