@@ -54,7 +54,7 @@ def cut_at_joins(slim: nn.Module, x: torch.Tensor) -> tuple[fx.GraphModule, list
     for node in recorder.graph.nodes:
         if node in recorder.ends:
             join = recorder.joins[recorder.ends[node]]
-            results += [read(node) for node in join.entering if node is not join.narrowest]
+            results += [read(node) for node in join.entering if node is not join.narrowest or not join.counts]
             if join.counts:
                 results.append(graph.call_function(torch.add, (read(join.narrowest), given(join.narrow))))
             behind[join.result] = given(recorder.values[join.result])
