@@ -43,13 +43,17 @@ addEventListener("DOMContentLoaded", () => {
     tip.style.top = `${Math.max(8, Math.min(top, innerHeight - own.height - 8))}px`;
   };
   // A page that scrolls to what has the focus moves under a pointer that rests: that must not hide its numbers.
-  const focused = () => { const element = document.querySelector(":focus-visible"); return element && named(element); };
-  document.addEventListener("pointerover", (event) => show(named(event.target) || focused()));
-  document.addEventListener("focusin", (event) => show(named(event.target)));
-  document.addEventListener("focusout", () => show(null));
+  let focused = null;
+  const hide = () => show(focused = null);
+  document.addEventListener("pointerover", (event) => show(named(event.target) || focused));
+  document.addEventListener("focusin", (event) => {
+    show(named(event.target));
+    focused = event.target.matches(":focus-visible") ? shown : null;
+  });
+  document.addEventListener("focusout", hide);
   const follow = () => (shown && shown === document.activeElement ? move(shown) : show(null));
   document.addEventListener("scroll", follow, { capture: true, passive: true });
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape") show(null); });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
 
   // ---------------------------------------------------------------- the graph
   const told = document.getElementById("graph-data");
