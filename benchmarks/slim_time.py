@@ -46,7 +46,7 @@ OTHERS = {
     "torch_pruning": "Torch-Pruning's net of the same volume, local magnitude",
 }
 AUTO_OTHERS = ("ideal", "dense")
-QUICK = 0.02
+QUICK = 0.2  # seconds; whatever fits into a cache is little beside that
 Net = Callable[[torch.Tensor], Any]
 Row = dict[str, Any]
 
