@@ -129,7 +129,7 @@ def markdown(found: dict[str, Any]) -> str:
         "# From a model to its slim net", "",
         f"Made by `{found['command']}`; do not edit.", "",
         f"Medians of {found['runs']} interleaved runs in ms at {found['example']}, {machine['threads']} thread(s), "
-        f"{machine['cores']} cores ({machine['architecture']}, load per core before: {found['load_per_core_before']}), "
+        f"{machine['cores']} cores ({machine['processor']}, load per core before: {found['load_per_core_before']}), "
         f"Python {machine['python']}, torch {machine['torch']}, Torch-Pruning {machine['torch-pruning']}.", "",
         "| " + " | ".join(HEADER) + " |", "| --- |" + " ---: |" * (len(HEADER) - 1),
         *("| " + " | ".join(line) + " |" for line in lines(found)), "",

@@ -92,7 +92,7 @@ def markdown(found: Row) -> str:
     machine = found["machine"]
     text = [
         "# A budget of latency", "", f"Made by `{found['command']}`; do not edit.", "",
-        f"{machine['cores']} cores ({machine['architecture']}), {machine['threads']} threads, load per core before: "
+        f"{machine['cores']} cores ({machine['processor']}), {machine['threads']} threads, load per core before: "
         f"{found['load_per_core_before']}, torch {machine['torch']}. Times are shares of the unpruned net's. "
         f"*measured*: median over {found['processes']} fresh processes that keep their memory, and the smallest and "
         f"largest; *default*: over {max(found['processes'] // 2, 1)} with glibc's own settings.", "",

@@ -74,7 +74,7 @@ def markdown(found: dict[str, Any]) -> str:
     machine = found["machine"]
     text = [
         "# Memory from the system", "", f"Made by `{found['command']}`; do not edit.", "",
-        f"{machine['cores']} cores ({machine['architecture']}), {machine['threads']} threads, load per core before: "
+        f"{machine['cores']} cores ({machine['processor']}), {machine['threads']} threads, load per core before: "
         f"{found['load_per_core_before']}, torch {machine['torch']}. WRN-16-4, a batch of 32, channels-last; slim: a "
         "quarter of the volume. Median over new processes, and the smallest and largest; *raised*: "
         f"`{' '.join(f'{name}={value}' for name, value in KEEPS_MEMORY.items())}`.", "",

@@ -99,7 +99,7 @@ def markdown(found: dict[str, Any]) -> str:
     text = [
         "# How it grows", "", f"Made by `{found['command']}`; do not edit.", "",
         f"Medians of {found['runs']} interleaved runs, {machine['threads']} thread(s), {machine['cores']} cores "
-        f"({machine['architecture']}, load per core before: {found['load_per_core_before']}), Python "
+        f"({machine['processor']}, load per core before: {found['load_per_core_before']}), Python "
         f"{machine['python']}, torch {machine['torch']}. Residual nets of 16 channels; a budget of 1/4 of the volume, "
         "random scores, verify=False.", "",
         "| convolutions | wrap, ms | harden, ms | export, ms |", "| ---: | ---: | ---: | ---: |",

@@ -28,7 +28,7 @@ from torch import nn
 
 from algorithm2 import algorithm2
 from limit import cut_at_joins, limit
-from timing import circumstances
+from timing import circumstances, keep_memory
 from torch_pruning_tool import cost, pruner
 from torchvision_ops import declare_torchvision_ops
 
@@ -39,7 +39,8 @@ import fxprune
 RESULT = Path(__file__).parent / "results" / "slim_time"
 SIZES = {"resnet18": 128, "resnet50": 128, "wrn16_4": 32}
 OTHERS = {
-    "ideal": "its own layers (compiled: all between two joins) on tensors that are there already, one add per join",
+    "ideal": "its own layers (compiled: all between two joins) on tensors that are there already, one add per join; below "
+    "1 because layers of the slim net find in the cache what the one before left there",
     "full": "the unpruned net",
     "algorithm2": "the paper's block: gather, full width of zeros, indexed add",
     "dense": 'regular blocks, connectivity="dense"',
@@ -218,11 +219,12 @@ def markdown(found: Row) -> str:
     text = [
         "# How fast slim nets are", "",
         f"Made by `{found['command']}`; do not edit.", "",
-        f"{machine['cores']} cores ({machine['architecture']}), {machine['threads']} threads, load per core before: "
+        f"{machine['cores']} cores ({machine['processor']}), {machine['threads']} threads, load per core before: "
         f"{found['load_per_core_before']}, Python {machine['python']}, torch {machine['torch']}, Torch-Pruning "
         f"{machine['torch-pruning']}. Time of the slim net over that of another one, the median of interleaved rounds "
         "and its 95 % interval; below 1 the slim net is faster. A net of less than "
-        f"{1e3 * QUICK:.0f} ms is called once before each timing. Channels are chosen at random, on budget.", "",
+        f"{1e3 * QUICK:.0f} ms is called once before each timing, and the process keeps the memory that it "
+        "freed. Channels are chosen at random, on budget.", "",
         *(f"- *{name}*: {what}" for name, what in OTHERS.items()),
         '- *auto/ideal*, *auto/dense*: `connectivity="auto"` over the limit of the mixed net, and over `"dense"`; '
         "eager nets chose among eager ones, compiled nets among compiled ones",
@@ -270,6 +272,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    keep_memory()
     options = arguments()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)

@@ -12,11 +12,16 @@ import time
 import warnings
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from fxprune.latency.machine import processor
+from fxprune.latency.process import KEEPS_MEMORY
 
 Task = Callable[["Watch"], Any]
 
@@ -77,9 +82,17 @@ def circumstances(script: str, asked: str) -> dict[str, Any]:
     }
 
 
+def keep_memory() -> None:
+    """Start this script anew, with an allocator that keeps what is freed: else a net's time depends on what the process
+    did before (docs/how-to/fast.md)."""
+    if not KEEPS_MEMORY.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEPS_MEMORY})
+
+
 def machine(packages: tuple[str, ...] = ("torch",)) -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
+        "processor": processor(),
         "architecture": platform.machine(),
         "system": platform.system(),
         "python": platform.python_version(),

@@ -11,6 +11,7 @@ from torch import nn
 
 from fxprune.budget.cost import METRICS
 from fxprune.count import count
+from fxprune.latency.machine import processor
 from fxprune.latency.stopwatch import Inputs, device_of, in_turns, usual_ratio
 from fxprune.passes.verify import noise
 
@@ -21,6 +22,7 @@ def machine() -> dict[str, Any]:
     """Where a row comes from, without names."""
     return {
         "cores": os.cpu_count(),
+        "processor": processor(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -19,7 +19,7 @@ CACHE = "FXPRUNE_CACHE"
 def description(device: torch.device) -> dict[str, Any]:
     """All that a time depends on beside the network; no names of hosts or users."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -28,7 +28,8 @@ def description(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the system calls it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
