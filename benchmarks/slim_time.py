@@ -39,8 +39,8 @@ import fxprune
 RESULT = Path(__file__).parent / "results" / "slim_time"
 SIZES = {"resnet18": 128, "resnet50": 128, "wrn16_4": 32}
 OTHERS = {
-    "ideal": "its own layers (compiled: all between two joins) on tensors that are there already, one add per join; below "
-    "1 because layers of the slim net find in the cache what the one before left there",
+    "ideal": "its own layers (compiled: all between two joins) on tensors that are there already, one add per join; "
+    "below 1 because layers of the slim net find in the cache what the one before left there",
     "full": "the unpruned net",
     "algorithm2": "the paper's block: gather, full width of zeros, indexed add",
     "dense": 'regular blocks, connectivity="dense"',
