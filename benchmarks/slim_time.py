@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from math import sqrt
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ OTHERS = {
     "torch_pruning": "Torch-Pruning's net of the same volume, local magnitude",
 }
 AUTO_OTHERS = ("ideal", "dense")
-QUICK = 0.2  # seconds; whatever fits into a cache is little beside that
+QUICK, WARM = 0.2, 0.01  # seconds; whatever fits into a cache is little beside the first
 Net = Callable[[torch.Tensor], Any]
 Row = dict[str, Any]
 
@@ -127,19 +127,21 @@ def compile_net(net: nn.Module) -> nn.Module:
 def times(nets: dict[str, Net], x: torch.Tensor, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Seconds per net, in turns; at least ``rounds`` of them, more while there are ``seconds`` left.
 
-    A quick net is called once before, every time: whoever took its turn before decides what is in the cache.
+    A quick net runs for a while before each of its turns: else whoever took the turn before decides what is in the
+    cache, and nets that share their weights (the limit is made of the slim net's layers) warm each other.
     """
     taken: dict[str, list[float]] = {name: [] for name in nets}
     with torch.inference_mode():
         for net in nets.values():
             for _ in range(5):
                 net(x)
-        quick = {name for name, net in nets.items() if _seconds(net, x) < QUICK}
+        once = {name: _seconds(net, x) for name, net in nets.items()}
+        before = {name: ceil(WARM / spent) if spent < QUICK else 0 for name, taken in once.items()}
         begin, number = time.perf_counter(), 0
         while number < rounds or (time.perf_counter() - begin < seconds and number < 20 * rounds):
             number += 1
             for name, net in nets.items():
-                if name in quick:
+                for _ in range(before[name]):
                     net(x)
                 taken[name].append(_seconds(net, x))
     return taken
@@ -223,7 +225,7 @@ def markdown(found: Row) -> str:
         f"{found['load_per_core_before']}, Python {machine['python']}, torch {machine['torch']}, Torch-Pruning "
         f"{machine['torch-pruning']}. Time of the slim net over that of another one, the median of interleaved rounds "
         "and its 95 % interval; below 1 the slim net is faster. A net of less than "
-        f"{1e3 * QUICK:.0f} ms is called once before each timing, and the process keeps the memory that it "
+        f"{1e3 * QUICK:.0f} ms runs for {1e3 * WARM:.0f} ms before each timing, and the process keeps the memory that it "
         "freed. Channels are chosen at random, on budget.", "",
         *(f"- *{name}*: {what}" for name, what in OTHERS.items()),
         '- *auto/ideal*, *auto/dense*: `connectivity="auto"` over the limit of the mixed net, and over `"dense"`; '
