@@ -136,7 +136,7 @@ def times(nets: dict[str, Net], x: torch.Tensor, rounds: int, seconds: float) ->
             for _ in range(5):
                 net(x)
         once = {name: _seconds(net, x) for name, net in nets.items()}
-        before = {name: ceil(WARM / spent) if spent < QUICK else 0 for name, taken in once.items()}
+        before = {name: ceil(WARM / spent) if spent < QUICK else 0 for name, spent in once.items()}
         begin, number = time.perf_counter(), 0
         while number < rounds or (time.perf_counter() - begin < seconds and number < 20 * rounds):
             number += 1
@@ -225,8 +225,8 @@ def markdown(found: Row) -> str:
         f"{found['load_per_core_before']}, Python {machine['python']}, torch {machine['torch']}, Torch-Pruning "
         f"{machine['torch-pruning']}. Time of the slim net over that of another one, the median of interleaved rounds "
         "and its 95 % interval; below 1 the slim net is faster. A net of less than "
-        f"{1e3 * QUICK:.0f} ms runs for {1e3 * WARM:.0f} ms before each timing, and the process keeps the memory that it "
-        "freed. Channels are chosen at random, on budget.", "",
+        f"{1e3 * QUICK:.0f} ms runs for {1e3 * WARM:.0f} ms before each timing, and the process keeps the memory that "
+        "it freed. Channels are chosen at random, on budget.", "",
         *(f"- *{name}*: {what}" for name, what in OTHERS.items()),
         '- *auto/ideal*, *auto/dense*: `connectivity="auto"` over the limit of the mixed net, and over `"dense"`; '
         "eager nets chose among eager ones, compiled nets among compiled ones",
