@@ -34,6 +34,7 @@ from fxprune.latency.process import KEEPS_MEMORY
 from fxprune.latency.stopwatch import in_turns, usual_ratio
 
 RESULT = Path(__file__).parent / "results" / "latency_budget"
+SECONDS, MOST = 2.0, 400  # for more rounds with quick nets
 Row = dict[str, Any]
 
 
@@ -61,7 +62,8 @@ def timed(folder: Path, name: str, batch: int, channels_last: bool, rounds: int)
     memory = torch.channels_last if channels_last else torch.contiguous_format
     nets = [fxprune.load(folder / part).eval().to(memory_format=memory) for part in ("slim", "full")]
     x = torch.randn(batch, 3, SIZES[name], SIZES[name]).to(memory_format=memory)
-    return usual_ratio(*in_turns(nets, ((x,), {}), rounds))
+    ((spent, *_),) = in_turns(nets[1:], ((x,), {}), 1)
+    return usual_ratio(*in_turns(nets, ((x,), {}), max(rounds, min(int(SECONDS / spent), MOST))))
 
 
 def measured(name: str, budget: str, batch: int, channels_last: bool, options: argparse.Namespace) -> Row:
@@ -119,7 +121,7 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--budgets", nargs="+", default=["1/2", "1/4"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=50, help="at least")
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--channels-last", action="store_true", help="that format only")
