@@ -89,9 +89,9 @@ def test_every_example_is_tested() -> None:
 
 
 def test_plain_loop() -> None:
-    share, right = _main("plain_loop")(epochs=8, most=500, width=8)
+    share, right = _main("plain_loop")(epochs=8, most=500, width=16)  # with 8 channels chance has too much to say
     assert 0.12 < share <= 1 / 8
-    assert right > 0.6  # 0.88 on one machine, and never the same on two
+    assert right > 0.6  # 0.89 to 0.95 with four seeds; never the same on two machines
 
 
 def test_prune_in_one_call(tmp_path: Path) -> None:
