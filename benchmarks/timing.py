@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fxprune.latency.machine import processor
+from fxprune.compare import measure
 from fxprune.latency.process import KEEPS_MEMORY
 
 Task = Callable[["Watch"], Any]
@@ -91,11 +91,7 @@ def keep_memory() -> None:
 
 def machine(packages: tuple[str, ...] = ("torch",)) -> dict[str, Any]:
     return {
-        "cores": os.cpu_count(),
-        "processor": processor(),
-        "architecture": platform.machine(),
+        **measure.machine(),
         "system": platform.system(),
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
         **{package: metadata.version(package) for package in packages},
     }
