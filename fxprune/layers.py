@@ -14,6 +14,8 @@ from fxprune.ids import OPEN, IdTable
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
+BESIDE = 0.02  # the distance from there at which a gate is put that is opened or closed at once
+REOPENED = 0.1  # the value of a gate that was shut and is opened again: enough to train, little enough to disturb
 NOISES = ("batch", "sample")
 LAWS = ("hard-concrete", "gaussian")
 LOWEST, HIGHEST = -4.0, 3.0  # of log_alpha: beyond that a gate would feel nothing any more
@@ -96,18 +98,25 @@ class GateBank(nn.Module):
     """All gate variables. Called once per forward pass, it gives every site its factor or mask.
 
     While training, gates are sampled: one draw for the whole batch, or (``noise="sample"``) one for each of its
-    samples. In eval mode, and once the masks are fixed, they have their mean value.
+    samples. In eval mode, and once the masks are fixed, they have their mean value. Of each row of ``choices`` (sets
+    of gates of which one must stay open) the best is *kept*: the paper's clamp of the highest Phi.
     """
 
     log_alpha: nn.Parameter
     hard: torch.Tensor
     is_hard: torch.Tensor
 
-    def __init__(self, count: int, table: IdTable, sites: list[Site], dtype: torch.dtype, device: torch.device) -> None:
+    choices: torch.Tensor
+
+    def __init__(
+        self, count: int, table: IdTable, sites: list[Site], choices: torch.Tensor, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.log_alpha = nn.Parameter(torch.full((count,), OPEN_AT, dtype=dtype, device=device))
         self.register_buffer("hard", torch.ones(count, dtype=torch.bool, device=device))
         self.register_buffer("is_hard", torch.zeros((), dtype=torch.bool, device=device))
+        self.register_buffer("choices", choices.to(device), persistent=False)
         self.table, self.sites = table, sites
         self.law: Gaussian | None = None  # what is drawn instead of hard-concrete gates
         self.noise = "batch"
@@ -126,32 +135,39 @@ class GateBank(nn.Module):
         self.is_hard.fill_(False)
         self.hardened = False
 
+    def kept(self) -> torch.Tensor:
+        """The gates that stay open whatever their variables say: the best of each choice."""
+        scores = self.scores().detach()
+        best = self.choices.gather(1, scores[self.choices].argmax(1, keepdim=True)).reshape(-1)
+        return torch.zeros_like(scores, dtype=torch.bool).index_fill(0, best, True)
+
     def opened(self) -> torch.Tensor:
         """Which gates are open without noise."""
         if self.hardened:
             return self.hard
-        return self.log_alpha.detach() > CLOSED_AT if self.law is None else self.law.scores().detach() > 0
+        wanted = self.log_alpha.detach() > CLOSED_AT if self.law is None else self.law.scores().detach() > 0
+        return wanted | self.kept()
 
     def scores(self) -> torch.Tensor:
         """How much each gate wants to stay open."""
         return self.log_alpha if self.law is None else self.law.scores()
 
     def values(self) -> torch.Tensor:
-        """Gate values of the deterministic network; a gate that was opened again lets at least a little through."""
-        if self.law is not None:
-            value = self.law.mean()
-            again = torch.where(value == 0, torch.where(self.law.mu < 0, -0.1, 0.1), value)
+        """Gate values of the deterministic network. What was alive keeps its value when the masks are fixed; a gate
+        that was shut, and is opened again to use up the budget, has none, and lets at least a little through."""
+        kept = self.kept()
+        if self.law is None:
+            value = mean_gate(_clamped(self.log_alpha, kept))
+            again = torch.where(value == 0, REOPENED, value)
         else:
-            value = mean_gate(self.log_alpha)
-            again = value.clamp(min=0.1)
+            value = self.law.mean()
+            again = torch.where(value == 0, self.law.little(), value)
+            value = torch.where(kept, again, value)
         return torch.where(self.hard, again, 0.0) if self.hardened else value
 
     def forward(self, batch: torch.Tensor | None = None) -> list[torch.Tensor]:
         if self.training and not self.hardened:
-            count = batch.shape[0] if self.noise == "sample" and batch is not None else None
-            if self.law is not None:
-                return self._sampled(self.law.sample(count, self.generator))
-            return self._sampled(sampled_gate(self.log_alpha, count, self.generator))
+            return self._sampled(self._draw(batch.shape[0] if self.noise == "sample" and batch is not None else None))
         values = self.values()
         alive = self.table.alive((values.detach() != 0).to(values.dtype))
         padded = torch.cat([values, values.new_ones(1)])
@@ -159,6 +175,17 @@ class GateBank(nn.Module):
             (alive[site.ids] * padded[site.gate]).reshape(site.shape) if site.gate is not None else alive[site.ids] > 0
             for site in self.sites
         ]
+
+    def _draw(self, count: int | None) -> torch.Tensor:
+        """Gates with noise; a kept one that is drawn shut has its mean value instead."""
+        if self.law is not None:
+            return self.law.sample(count, self.generator)  # never exactly zero
+        if not self.choices.numel():
+            return sampled_gate(self.log_alpha, count, self.generator)
+        kept = self.kept()
+        log_alpha = _clamped(self.log_alpha, kept)
+        z = sampled_gate(log_alpha, count, self.generator)
+        return torch.where(kept & (z == 0), mean_gate(log_alpha), z)
 
     def _sampled(self, z: torch.Tensor) -> list[torch.Tensor]:
         """``z``: gate variables, or samples x gate variables."""
@@ -200,6 +227,10 @@ class Gaussian(nn.Module):
     def mean(self) -> torch.Tensor:
         return torch.where(self.scores() > 0, self.mu, 0.0)
 
+    def little(self) -> torch.Tensor:
+        """The value of a factor that was closed and is opened again."""
+        return torch.where(self.mu < 0, -REOPENED, REOPENED)
+
     def sample(self, count: int | None, generator: torch.Generator | None) -> torch.Tensor:
         shape = self.mu.shape if count is None else (count, *self.mu.shape)
         noise = torch.randn(shape, generator=generator, dtype=self.mu.dtype, device=self.mu.device)
@@ -210,6 +241,12 @@ def _read_is_hard(bank: nn.Module, _: Any) -> None:
     assert isinstance(bank, GateBank)
     if not bank.is_hard.is_meta:
         bank.hardened = bool(bank.is_hard)
+
+
+def _clamped(log_alpha: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Kept gates are just open at least, and feel the loss as if they were where their variables are."""
+    lifted = torch.where(kept, log_alpha.detach().clamp(min=CLOSED_AT + BESIDE), log_alpha.detach())
+    return log_alpha + (lifted - log_alpha.detach())
 
 
 def sampled_gate(log_alpha: torch.Tensor, count: int | None, generator: torch.Generator | None) -> torch.Tensor:

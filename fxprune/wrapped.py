@@ -45,8 +45,9 @@ class Wrapped(fx.GraphModule):
         tensors = itertools.chain(model.parameters(), model.buffers())
         like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
         bank = GateBank(
-            analysis.variables, analysis.channels.table, [site for _, site in sites], like.dtype, like.device
-        )
+            analysis.variables, analysis.channels.table, [site for _, site in sites],
+            torch.from_numpy(analysis.guards.choices), like.dtype, like.device,
+        )  # fmt: skip
         root.add_module(BANK, bank)
         graph = copy.deepcopy(trace.graph)
         gated = insert(graph, root, [(node.name, site) for node, site in sites])
@@ -179,7 +180,8 @@ class Wrapped(fx.GraphModule):
     # ------------------------------------------------------------ deciding who lives
 
     def set_masks(self, masks: Mapping[str, ArrayLike]) -> Wrapped:
-        """Harden to exactly these masks; only what must live is kept beyond them. Layers left out stay fully open."""
+        """Harden to exactly these masks; beyond them only the best gate of a guarded layer is kept that would be left
+        with none. Layers left out stay fully open."""
         opened = np.ones(self.analysis.variables, dtype=bool)
         for name, part, mask in per_gate("set_masks", masks, self.analysis.layers):
             if not np.isin(mask, (0, 1)).all():
@@ -188,7 +190,7 @@ class Wrapped(fx.GraphModule):
                     fix="give one bool per gate variable; scores and a budget are for harden(scores)",
                 )
             opened[part] = mask == 1
-        self._harden(self.analysis.keep_alive(opened, self._scores()))
+        self._harden(self.analysis.guards.hold(opened, self._scores()))
         return self
 
     def harden(
@@ -248,7 +250,7 @@ class Wrapped(fx.GraphModule):
 
     def masks(self) -> Bools:
         """Open gate variables of the network that ``export`` would give now."""
-        return self._opened() if self.hardened else self.analysis.keep_alive(self._opened(), self._scores())
+        return self._opened()
 
     def cost(self) -> Cost:
         """The cost of the network that ``export`` would give now, orphans removed."""

@@ -30,7 +30,7 @@ from fxprune.budget.cost import Cost, CostModel
 from fxprune.budget.schedule import sliding
 from fxprune.budget.target import Target
 from fxprune.errors import OptionError
-from fxprune.layers import CLOSED_AT, HIGHEST, LOWEST, GateBank, probability
+from fxprune.layers import BESIDE, CLOSED_AT, HIGHEST, LOWEST, GateBank, probability
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -40,13 +40,18 @@ AHEAD = 0.04  # of progress: where the network is heading
 SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
 MARGIN = 0.1  # of the budget: half the width of the barrier
 FIRST_PRICE, GAIN = 0.3, 125.0
-SHUT = 0.02  # beside the threshold: where a gate is put that is closed or opened at once
 NEAR = 1.0  # a gate this close to closing may be closed at once
 SLACK, MOST = 1.01, 1.03  # of the budget, before that happens; and before any gate may be closed, the lowest first
 LEAST = 0.8  # of the budget: below it gates are opened again, the highest first
 REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
 MEMORY = 0.008  # of progress: of the gates' momentum, which must be shorter than the look ahead
 BETA_1, BETA_2, BETA_SCALE = 0.9, 0.99, 0.95
+
+
+class Holder(Protocol):
+    """Who keeps guarded layers open."""
+
+    def hold(self, opened: Bools, scores: Floats) -> Bools: ...
 
 
 class Network(Protocol):
@@ -58,7 +63,8 @@ class Network(Protocol):
     @property
     def full_cost(self) -> Cost: ...
 
-    def keep_alive(self, opened: Bools, scores: Floats) -> Bools: ...
+    @property
+    def guards(self) -> Holder: ...
 
 
 class Pressure(nn.Module):
@@ -133,6 +139,7 @@ class Pressure(nn.Module):
         gates.sub_(min(SPEED * passed, NEAR) * direction).clamp_(LOWEST, HIGHEST)
         self.speed.lerp_((gates - self.place) / passed, 1 - math.exp(-passed / SMOOTH))
         self._correct(progress)
+        gates.copy_(torch.where(self.bank.kept(), gates.clamp(min=CLOSED_AT + BESIDE), gates))  # the guards
         self.place.copy_(gates)
         self.dials[2] = steps
         self.dials[3] = size if steps == 1 else BETA_SCALE * scale + (1 - BETA_SCALE) * size
@@ -161,8 +168,8 @@ class Pressure(nn.Module):
             return now
         which = np.flatnonzero((now > CLOSED_AT) & (now < CLOSED_AT + near))
         which = which[np.argsort(now[which], kind="stable")]
-        count = _first(which.size, lambda count: self._fits(_put(now, which[:count], -SHUT), limits))
-        return _put(now, which[:count], -SHUT)
+        count = _first(which.size, lambda count: self._fits(_put(now, which[:count], -BESIDE), limits))
+        return _put(now, which[:count], -BESIDE)
 
     def _opened(self, now: Floats, budgets: list[float]) -> Floats:
         """As few gates as bring the cost over ``LEAST`` of a budget."""
@@ -171,8 +178,8 @@ class Pressure(nn.Module):
             return now
         which = np.flatnonzero(now <= CLOSED_AT)
         which = which[np.argsort(-now[which], kind="stable")]
-        count = _first(which.size, lambda count: not self._fits(_put(now, which[:count], SHUT), limits))
-        moved = _put(now, which[:count], SHUT)
+        count = _first(which.size, lambda count: not self._fits(_put(now, which[:count], BESIDE), limits))
+        moved = _put(now, which[:count], BESIDE)
         return moved if self._fits(moved, [SLACK * b for b in budgets]) else now  # a gate may bring a whole block back
 
     def _fits(self, log_alpha: Floats, limits: list[float]) -> bool:
@@ -187,7 +194,7 @@ class Pressure(nn.Module):
 
     def _cost(self, log_alpha: Floats) -> list[float]:
         network = self.network()
-        cost = network.costs.exact(network.keep_alive(log_alpha > CLOSED_AT, log_alpha))
+        cost = network.costs.exact(network.guards.hold(log_alpha > CLOSED_AT, log_alpha))
         return [cost[name] for name, _ in self.target.limits]
 
     def loss(self) -> torch.Tensor:

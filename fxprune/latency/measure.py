@@ -94,7 +94,7 @@ def sample(analysis: Analysis, compiled: Compiled) -> Samples:
     for _ in range(RANDOM if layers else 0):
         shares = np.exp(generator.uniform(np.log(1 / 12), 0, len(layers)))
         masks.append(np.concatenate([generator.random(n.variables) < s for n, s in zip(layers, shares, strict=True)]))
-    alive = [analysis.keep_alive(mask, np.zeros(mask.size)) for mask in masks]
+    alive = [analysis.guards.hold(mask, np.zeros(mask.size)) for mask in masks]
     present = analysis.costs.logic.present(np.stack(alive, 1))
     nets = [compiled(present[:, number]).eval() for number in range(len(masks))]
     inputs = example_inputs(analysis.channels, nets[0])

@@ -21,7 +21,7 @@ from fxprune.errors import ModelError, OptionError
 from fxprune.passes.channels import relate
 from fxprune.passes.gates import Layer, gate_count, place_gates
 from fxprune.passes.graph import layer_graph
-from fxprune.passes.guards import Guard, Requirement, keep_alive, prices, requirements, spine
+from fxprune.passes.guards import Guards, find_guards
 from fxprune.tracing import trace
 from fxprune.tracing.guess import trace_without_example
 from fxprune.tracing.tracer import has_hooks
@@ -40,7 +40,7 @@ class Analysis:
 
     channels: Channels
     layers: tuple[Layer, ...]
-    guards: tuple[Guard, ...]
+    guards: Guards
     costs: CostModel
 
     @property
@@ -58,28 +58,7 @@ class Analysis:
     @cached_property
     def smallest(self) -> npt.NDArray[np.bool_]:
         """The fewest gates that leave a working network."""
-        return self.keep_alive(np.zeros(self.variables, dtype=bool), np.zeros(self.variables))
-
-    @cached_property
-    def requirements(self) -> tuple[Requirement, ...]:
-        return requirements(self.channels, self.layers)
-
-    def works(self, opened: npt.NDArray[np.bool_]) -> bool:
-        """Whether everything lives that must."""
-        alive = self.costs.logic.alive(opened[:, None])[:, 0]
-        return all(requirement.met(alive) for requirement in self.requirements)
-
-    def keep_alive(self, opened: npt.NDArray[np.bool_], scores: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-        """``opened`` and as few gates more as the network needs, on guarded layers first, best scores first."""
-        if self.works(opened):  # nearly always, and quickly seen
-            return np.array(opened)
-        rows = np.zeros(self.channels.table.size)
-        price = prices(self.layers, self.guards, scores)
-        return keep_alive(self.channels.table, self.requirements, opened, price, rows)
-
-    def keep_cheap(self, opened: npt.NDArray[np.bool_], rows: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-        """``opened`` and what else the network needs, where a channel costs ``rows`` (per id)."""
-        return keep_alive(self.channels.table, self.requirements, opened, np.zeros(self.variables), rows)
+        return self.guards.hold(np.zeros(self.variables, dtype=bool), np.zeros(self.variables))
 
 
 def analyse(
@@ -98,7 +77,8 @@ def analyse(
         affine.ids.size * affine.count for affine in {affine.name: affine for affine in channels.affines}.values()
     )
     total = sum(parameter.numel() for parameter in model.parameters())
-    return Analysis(channels, layers, spine(channels, layers), CostModel(channels, max(total - counted, 0)))
+    costs = CostModel(channels, max(total - counted, 0))
+    return Analysis(channels, layers, find_guards(channels, layers, costs.logic), costs)
 
 
 def _warn_of_hooks(model: nn.Module, traced: Trace) -> None:

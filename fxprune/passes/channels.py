@@ -25,12 +25,14 @@ def relate(trace: Trace) -> Channels:
     constants: set[fx.Node] = set()
     freezes: list[Freeze] = []
     outputs: list[Ids] = []
+    shown: dict[fx.Node, Ids] = {}  # tensors whose sizes the model returns
     sized: dict[fx.Node, set[fx.Node]] = {}  # number -> the tensors whose sizes it was computed from
     for node in trace.graph.nodes:
         if node.op == "placeholder":
             flows[node] = constant_flow(node.meta["value"])
         elif node.op == "output":
             outputs = [flow.ids.reshape(-1) for flow in _flows_of(node, flows)]
+            shown = {parent: flows[parent].ids.reshape(-1) for n in node.all_input_nodes for parent in sized.get(n, ())}
         elif node.op == "get_attr" or (_is_pure(node) and all(n in constants for n in node.all_input_nodes)):
             constants.add(node)
         else:
@@ -52,7 +54,7 @@ def relate(trace: Trace) -> Channels:
         freezes=tuple(freezes),
         opaque=frozenset(notes.opaque),
         filled=frozenset(notes.filled),
-        sized=tuple(notes.sized),
+        sized=tuple(shown.items()),
         tied=tuple(notes.tied),
         outputs=tuple(outputs),
     )

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from fxprune.budget.cost import LATENCY
 from fxprune.budget.target import Target
 from fxprune.errors import OptionError
-from fxprune.ids import ONE
 from fxprune.passes.analysis import Analysis
 from fxprune.passes.gates import Layer
 from fxprune.passes.trade import trade
@@ -96,7 +95,7 @@ class _Search:
         """A smallest network that is on budget: of the best scores if possible, else of whatever channels."""
         nothing = np.zeros(self.scores.size, dtype=bool)
         tried = []
-        for keep in (self._by_score, self._by_count, self._by_cost):
+        for keep in (self._by_score, self._by_count):
             tried.append(self.finish(nothing, keep))
             if self.used(tried[-1]) <= 1:
                 return tried[-1]
@@ -132,27 +131,10 @@ class _Search:
         return opened
 
     def _by_score(self, opened: Bools) -> Bools:
-        return self.analysis.keep_alive(opened, self.scores)
+        return self.analysis.guards.hold(opened, self.scores)
 
     def _by_count(self, opened: Bools) -> Bools:
-        return self.analysis.keep_alive(opened, np.zeros_like(self.scores))
-
-    def _by_cost(self, opened: Bools) -> Bools:
-        full, rows = self.analysis.full_cost, np.zeros(self.analysis.channels.table.size)
-        for mixer in self.analysis.channels.mixers:
-            if mixer.is_conv:
-                weights = mixer.kernel * max(int((mixer.inputs[0] == ONE).sum()), 1)  # reads one channel, or the image
-                flops = 2 * weights * mixer.sites
-                row = {"volume": mixer.area, "flops": flops, "params": weights + mixer.bias}
-                if full.latency is not None:
-                    row["latency"] = flops * full.latency / max(full.flops, 1)
-                share = max(row[name] / (part * max(full[name], 1)) for name, part in self.target.limits)
-                rows[mixer.ids] = share * (mixer.ids.shape[1] if mixer.groups > 1 else 1)  # groups live as a whole
-        kept = self.analysis.keep_cheap(opened, rows)
-        for variable in np.flatnonzero(kept & ~opened):  # several outputs may have found ways that one can replace
-            kept[variable] = False
-            kept[variable] = not self.analysis.works(kept)
-        return kept
+        return self.analysis.guards.hold(opened, np.zeros_like(self.scores))
 
     def _unreachable(self, tried: list[Bools]) -> str:
         costs, full = [self.analysis.costs.exact(opened) for opened in tried], self.analysis.full_cost
@@ -166,9 +148,9 @@ class _Search:
         return "the budget cannot be met: " + "; ".join(parts)
 
     def suits(self, opened: Bools) -> bool:
-        """Whether the network works, and minimum widths are kept."""
+        """Whether guarded layers keep a channel, and minimum widths are kept."""
         wide = all(opened[n.start :][: n.variables].sum() >= self.minima.get(n.name, 0) for n in self.layers)
-        return wide and self.analysis.works(opened)
+        return wide and self.analysis.guards.held(opened)
 
     # ------------------------------------------------------------ filling
 

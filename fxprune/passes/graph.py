@@ -72,9 +72,13 @@ def streams(graph: nx.DiGraph) -> tuple[Stream, ...]:
 
 
 def pooling_blocks(graph: nx.DiGraph) -> tuple[str, ...]:
-    """Adds that no identity reaches: none of their operands is what another one was computed from."""
-    adds = [name for name, kind in graph.nodes(data="kind") if kind == "add"]
-    return tuple(name for name in adds if not _has_identity(graph, list(graph.predecessors(name))))
+    """Adds and concats all of whose operands were computed by layers, with no way around them: no operand is what
+    another one was computed from, and every way to an output passes.
+    """
+    joins = [name for name, kind in graph.nodes(data="kind") if kind in ("add", "cat")]
+    broken = [name for name in joins if not _has_identity(graph, list(graph.predecessors(name)))]
+    passed = dominators(graph) if broken else set()
+    return tuple(name for name in broken if name in passed)
 
 
 def _has_identity(graph: nx.DiGraph, operands: list[str]) -> bool:

@@ -79,7 +79,7 @@ def further(wrapped: Wrapped, allowed: np.ndarray | None = None) -> list[int]:
 
 
 def check_on_budget(wrapped: Wrapped) -> None:
-    assert wrapped.analysis.works(opened(wrapped))
+    assert wrapped.analysis.guards.held(opened(wrapped))
     share = used(wrapped)
     assert share >= 0.98 or not further(wrapped), f"{share:.4f} of the budget, but more would fit"
 
@@ -244,11 +244,8 @@ def test_the_smallest_budget_is_the_smallest_of_all_masks() -> None:
         count = analysis.variables
         assert count <= 15
         every = (np.arange(2**count)[None] >> np.arange(count)[:, None] & 1).astype(bool)
-        alive = analysis.costs.logic.alive(every)
-        works = np.logical_and.reduce(
-            [alive[r.ids].all(0) if r.every else alive[r.ids].any(0) for r in analysis.requirements]
-        )
-        costs = analysis.costs.exact(every[:, works])
+        held = np.array([analysis.guards.held(mask) for mask in every.T])
+        costs = analysis.costs.exact(every[:, held])
         for metric in METRICS:
             with pytest.raises(OptionError) as caught:
                 prepared(name, 1e-9, metric).harden()

@@ -145,9 +145,9 @@ def test_any_machine_any_scores(step: int, copied: float, share: float, seed: in
     scores, target = generator.normal(size=net.analysis.variables), Target.of({"latency": share}, "latency")
     start = choose(net.analysis, target, scores, None, fill=False, multiple_of=1, minimum={})
     allowed = start | (generator.random(start.size) < generator.random())
-    found = trade(net.analysis, start, scores, allowed, target, net.analysis.works)
+    found = trade(net.analysis, start, scores, allowed, target, net.analysis.guards.held)
     assert share_of(net, found) <= share
-    assert net.analysis.works(found)
+    assert net.analysis.guards.held(found)
     assert not (found & ~allowed).any()
     latency = net.analysis.costs.latency
     assert latency is not None
