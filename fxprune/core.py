@@ -108,6 +108,6 @@ class Channels:
         fx.Node
     ]  # ops that run on complete operands: without a rule, or in a use that theirs does not know
     filled: frozenset[fx.Node]  # ops that make something of zeros which no mask takes back
-    sized: tuple[tuple[fx.Node, Ids], ...]  # tensors whose sizes the model returns
+    sized: tuple[tuple[fx.Node, Ids], ...]
     tied: tuple[Ids, ...]
     outputs: tuple[Ids, ...]

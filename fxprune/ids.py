@@ -6,7 +6,8 @@ Every channel that an op computes gets an id. A block of ids is born with one of
 * **any**: an add: alive if any operand is;
 * **all**: a multiply: alive if all operands are.
 
-``ONE`` always lives (an input of the model), ``ZERO`` never does (zero padding along channels). One pass forwards
+``ONE`` always lives (an input of the model), ``ZERO`` never does (zero padding along channels), ``FIXED`` always lives
+but says nothing of the input (a class token that is concatenated). One pass forwards
 over the blocks answers who is alive, one pass backwards who is needed. Both compute with numbers in [0, 1], where
 ``or`` is 1 - (1 - p)(1 - q) and ``and`` is pq: on zeros and ones that is logic, on probabilities it is the expectation
 under independence, differentiable. A hard cost and an expected cost are therefore the same formula.
@@ -23,8 +24,13 @@ import torch
 
 Ids = npt.NDArray[np.int64]
 
-ONE, ZERO = 0, 1
+ONE, ZERO, FIXED = 0, 1, 2
 OPEN = -1  # the gate of a row that has none
+
+
+def immortal(ids: Ids) -> npt.NDArray[np.bool_]:
+    """Which ids live whatever the gates are."""
+    return np.logical_or(np.equal(ids, ONE), np.equal(ids, FIXED))
 
 
 def distinct(rows: Ids) -> tuple[Ids, Ids]:
@@ -102,7 +108,7 @@ class IdTable:
     """
 
     def __init__(self) -> None:
-        self.size = 2
+        self.size = 3
         self.blocks: list[Mix | Join] = []
 
     # ------------------------------------------------------------ building
@@ -130,9 +136,13 @@ class IdTable:
         return self._join("all", operands, scalers)
 
     def _join(self, kind: str, operands: tuple[Ids, ...], scalers: frozenset[int]) -> Ids:
-        neutral = ZERO if kind == "any" else ONE
         wide = np.broadcast_arrays(*(self._bounded(ids) for ids in operands))
-        kept = [(i, ids) for i, ids in enumerate(wide) if not bool((ids == neutral).all())]
+        if all(bool(immortal(ids).all()) for ids in wide):
+            return np.where(np.logical_or.reduce([ids == ONE for ids in wide]), ONE, FIXED)
+        kept = [
+            (i, ids) for i, ids in enumerate(wide)
+            if not bool(((ids == ZERO) if kind == "any" else immortal(ids)).all())
+        ]  # fmt: skip
         if not kept:
             return np.array(wide[0], dtype=np.int64)
         if all(np.array_equal(ids, kept[0][1]) for _, ids in kept):
@@ -168,7 +178,7 @@ class IdTable:
     def alive(self, gates: torch.Tensor) -> torch.Tensor:
         """Per id, how surely it lives, given the same for each gate variable (0 and 1, or probabilities)."""
         p = gates.new_zeros(self.size)
-        p[ONE] = 1.0
+        p[ONE] = p[FIXED] = 1.0
         opened = torch.cat([gates, gates.new_ones(1)])  # index OPEN = -1 reads the one at the end
         for block in self.blocks:
             if isinstance(block, Mix):

@@ -178,7 +178,7 @@ def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
     full = analysis.full_cost
     least = analysis.costs.physical(torch.from_numpy(analysis.smallest).double())
     most = analysis.costs.physical(torch.ones(analysis.variables, dtype=torch.float64, device="cpu")).numpy()
-    guards = {guard.layer: guard.keeps for guard in analysis.guards.layers}
+    guards = {guard.layer: guard.keeps for guard in analysis.guards.layers if guard.read}
     passed = dominators(graph)
     pooling = set(pooling_blocks(graph))
     of_stream = {join: stream.name for stream in streams(graph) for join in stream.joins}

@@ -15,7 +15,8 @@ from fxprune.ids import OPEN, IdTable
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
 BESIDE = 0.02  # the distance from there at which a gate is put that is opened or closed at once
-REOPENED = 0.1  # the value of a gate that was shut and is opened again: enough to train, little enough to disturb
+REOPENED = 0.1  # the value of a gate that must be open though its variable shuts it: enough to train
+KEPT_AT = BETA * log((REOPENED - GAMMA) / (ZETA - REOPENED))  # -1.073: where the mean gate has that value
 NOISES = ("batch", "sample")
 LAWS = ("hard-concrete", "gaussian")
 LOWEST, HIGHEST = -4.0, 3.0  # of log_alpha: beyond that a gate would feel nothing any more
@@ -244,8 +245,8 @@ def _read_is_hard(bank: nn.Module, _: Any) -> None:
 
 
 def _clamped(log_alpha: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Kept gates are just open at least, and feel the loss as if they were where their variables are."""
-    lifted = torch.where(kept, log_alpha.detach().clamp(min=CLOSED_AT + BESIDE), log_alpha.detach())
+    """Kept gates are open, and feel the loss wherever their variables are."""
+    lifted = torch.where(kept, log_alpha.detach().clamp(min=KEPT_AT), log_alpha.detach())
     return log_alpha + (lifted - log_alpha.detach())
 
 

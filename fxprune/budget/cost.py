@@ -56,8 +56,7 @@ class CostModel:
         leaves = channels.trace.leaves  # counted, never pruned
         self.fixed = tuple(sum(getattr(leaf, metric) for leaf in leaves) for metric in METRICS)
         self.fixed_params = fixed_params - self.fixed[2]
-        sized = (ids for _, ids in channels.sized)
-        roots = np.unique(np.concatenate([*channels.outputs, *sized, *(f.ids for f in channels.freezes)]))
+        roots = np.unique(np.concatenate([*channels.outputs, *(f.ids for f in channels.freezes)]))
         self.roots = torch.from_numpy(roots)
         self.logic, self.counter = Logic(channels.table, roots), Counter(channels)
         layers: dict[str, list[Mixer]] = {}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fxprune.core import Channels, Mixer
-from fxprune.ids import ONE, OPEN, ZERO, Ids, IdTable, Mix
+from fxprune.ids import FIXED, ONE, OPEN, ZERO, Ids, IdTable, Mix
 
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ class Logic:
 
     def alive(self, opened: Bools) -> Bools:
         alive = np.zeros((self.size, opened.shape[1]), dtype=bool)
-        alive[ONE] = True
+        alive[ONE] = alive[FIXED] = True
         gates = np.concatenate([opened, np.ones((1, opened.shape[1]), dtype=bool)])  # OPEN reads the last row
         for step in self.steps:
             step.forwards(alive, gates)

@@ -30,7 +30,7 @@ from fxprune.budget.cost import Cost, CostModel
 from fxprune.budget.schedule import sliding
 from fxprune.budget.target import Target
 from fxprune.errors import OptionError
-from fxprune.layers import BESIDE, CLOSED_AT, HIGHEST, LOWEST, GateBank, probability
+from fxprune.layers import BESIDE, CLOSED_AT, HIGHEST, KEPT_AT, LOWEST, GateBank, probability
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -139,7 +139,7 @@ class Pressure(nn.Module):
         gates.sub_(min(SPEED * passed, NEAR) * direction).clamp_(LOWEST, HIGHEST)
         self.speed.lerp_((gates - self.place) / passed, 1 - math.exp(-passed / SMOOTH))
         self._correct(progress)
-        gates.copy_(torch.where(self.bank.kept(), gates.clamp(min=CLOSED_AT + BESIDE), gates))  # the guards
+        gates.copy_(torch.where(self.bank.kept(), gates.clamp(min=KEPT_AT), gates))
         self.place.copy_(gates)
         self.dials[2] = steps
         self.dials[3] = size if steps == 1 else BETA_SCALE * scale + (1 - BETA_SCALE) * size

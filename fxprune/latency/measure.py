@@ -20,7 +20,7 @@ from torch import fx, nn
 
 from fxprune.budget.latency import Latency, Line, Meeting, Table, not_negative
 from fxprune.core import Mixer
-from fxprune.ids import ONE, ZERO, Ids
+from fxprune.ids import FIXED, ONE, ZERO, Ids
 from fxprune.latency.auto import joins_of
 from fxprune.latency.layers import KINDS, READ, WRITTEN, key, measure_layer
 from fxprune.latency.stopwatch import by_op, device_of, example_inputs, in_turns
@@ -75,7 +75,7 @@ def measure(
             meetings.append(fitted_meeting(joins[node].operands, joins[node].out, taken, samples))
         else:
             ids = mixers[node].inputs if node in mixers else flow.ids if isinstance(flow, Flow) else np.zeros(0, int)
-            ids = np.setdiff1d(ids, [ONE, ZERO])
+            ids = np.setdiff1d(ids, [ONE, ZERO, FIXED])
             if ids.size:
                 lines.append(fitted_line(ids, taken, samples))
             else:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.core import Channels, Freeze, Mixer, Trace
 from fxprune.count import batch_size
-from fxprune.ids import ONE, Ids, IdTable
+from fxprune.ids import FIXED, ONE, Ids, IdTable, immortal
 from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
 from fxprune.rules.elementwise import not_zero
 from fxprune.tracing.values import Values
@@ -25,14 +25,12 @@ def relate(trace: Trace) -> Channels:
     constants: set[fx.Node] = set()
     freezes: list[Freeze] = []
     outputs: list[Ids] = []
-    shown: dict[fx.Node, Ids] = {}  # tensors whose sizes the model returns
     sized: dict[fx.Node, set[fx.Node]] = {}  # number -> the tensors whose sizes it was computed from
     for node in trace.graph.nodes:
         if node.op == "placeholder":
             flows[node] = constant_flow(node.meta["value"])
         elif node.op == "output":
             outputs = [flow.ids.reshape(-1) for flow in _flows_of(node, flows)]
-            shown = {parent: flows[parent].ids.reshape(-1) for n in node.all_input_nodes for parent in sized.get(n, ())}
         elif node.op == "get_attr" or (_is_pure(node) and all(n in constants for n in node.all_input_nodes)):
             constants.add(node)
         else:
@@ -54,7 +52,7 @@ def relate(trace: Trace) -> Channels:
         freezes=tuple(freezes),
         opaque=frozenset(notes.opaque),
         filled=frozenset(notes.filled),
-        sized=tuple(shown.items()),
+        sized=tuple(notes.sized),
         tied=tuple(notes.tied),
         outputs=tuple(outputs),
     )
@@ -75,7 +73,7 @@ def _relate_node(
     module = trace.root.get_submodule(str(node.target)) if node.op == "call_module" else None
     rule = find_rule(node, module)
     if not inputs:  # sizes and factories: new tensors that no channel reaches
-        return constant_flow(node.meta["value"])
+        return constant_flow(node.meta["value"], FIXED)
     op = Op(node, module, table, flows, notes)
     try:
         answer = rule.relate(op) if rule is not None else None
@@ -86,8 +84,9 @@ def _relate_node(
             notes.masks.append(node)
         return tree_map(lambda flow: _masked(flow, op), answer)
     notes.opaque.add(node)
-    if all(bool((flow.ids == ONE).all()) for flow in inputs):
-        return constant_flow(node.meta["value"])
+    if all(bool(immortal(flow.ids).all()) for flow in inputs):
+        fixed = all(bool((flow.ids == FIXED).all()) for flow in inputs)
+        return constant_flow(node.meta["value"], FIXED if fixed else ONE)
     why = "no rule for this op" if rule is None else "this use of the op needs every channel"
     leaf = next((leaf for leaf in trace.leaves if node.op == "call_module" and leaf.path == node.target), None)
     if leaf is not None:
@@ -103,7 +102,7 @@ def _also_sized(node: fx.Node, flows: dict[fx.Node, Any], sources: set[fx.Node],
     own = [flows[n].ids for n in node.all_input_nodes if isinstance(flows.get(n), Flow)]
     for source in sorted(sources, key=lambda n: n.name):
         ids = flows[source].ids
-        if bool((ids == ONE).any()) or any(np.array_equal(np.unique(ids), np.unique(held)) for held in own):
+        if bool(immortal(ids).any()) or any(np.array_equal(np.unique(ids), np.unique(held)) for held in own):
             continue
         token = table.mix(np.unique(ids)[None], rows=1, owner=node.name)
         flow = replace(flow, ids=table.all(flow.ids, token.reshape((1,) * flow.ids.ndim)))

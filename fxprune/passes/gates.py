@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fxprune.core import Channels, Freeze, Mixer
 from fxprune.errors import ModelError, OptionError
-from fxprune.ids import ONE, OPEN, Ids, Join, Mix
+from fxprune.ids import FIXED, ONE, OPEN, Ids, Join, Mix, immortal
 
 Bools = npt.NDArray[np.bool_]
 
@@ -127,10 +127,10 @@ def _written_alone(channels: Channels) -> Bools:
         alone[ids] = True
     for block in reversed(channels.table.blocks):
         if isinstance(block, Join) and block.kind == "any":
-            prunable = [operand for operand in block.operands if not bool((operand == ONE).all())]
+            prunable = [operand for operand in block.operands if not bool(immortal(operand).all())]
             if len(prunable) == 1:
                 alone[prunable[0][alone[block.out]]] = True
-    alone[ONE] = False
+    alone[[ONE, FIXED]] = False
     return alone
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from fxprune.budget.exact import Logic
 from fxprune.core import Channels
-from fxprune.ids import ONE, OPEN, Ids, IdTable, Mix
+from fxprune.ids import FIXED, ONE, OPEN, Ids, IdTable, Mix, immortal
 from fxprune.passes.gates import Layer
 
 Bools = npt.NDArray[np.bool_]
@@ -37,6 +37,7 @@ class Guard:
     layer: str
     keeps: str  # what would die without it
     choices: tuple[Ids, ...]  # sets of gate variables: of each at least one stays open
+    read: bool = True  # False: of what it writes, the model only reads the size; where nobody asks for it, it may go
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,37 +81,35 @@ class Guards:
 
 @dataclass(frozen=True, eq=False)
 class Requirement:
-    """At least one of ``ids`` must live, or every one of them."""
+    """What the input says must reach one of ``ids``, one of them must live, or every one of them."""
 
     what: str
     ids: Ids
-    every: bool = False
+    how: str = "signal"  # or "one", "every"
 
-    def met(self, alive: Bools) -> bool:
-        return bool(alive[self.ids].all() if self.every else alive[self.ids].any())
+    def met(self, life: Bools, signal: Bools) -> bool:
+        if self.how == "every":
+            return bool(life[self.ids].all())
+        return bool((signal if self.how == "signal" else life)[self.ids].any())
 
 
-def requirements(channels: Channels, layers: tuple[Layer, ...]) -> tuple[Requirement, ...]:
-    """Every output, every tensor whose size is one, every frozen channel, every layer that alone writes an output.
-
-    A tensor that an op on the way reads the size of is on that way, too: the table says so.
-    """
+def requirements(channels: Channels, layers: tuple[Layer, ...]) -> list[Requirement]:
+    """Every output, every frozen channel, every layer that alone writes an output."""
     wanted = [Requirement(f"output {n}" if len(channels.outputs) > 1 else "the output", ids)
-              for n, ids in enumerate(channels.outputs)]  # fmt: skip
-    wanted += [Requirement(f"the size of {node.name}, which is returned", ids) for node, ids in channels.sized]
+              for n, ids in enumerate(channels.outputs) if not (ids == ONE).any()]  # fmt: skip
     for freeze in channels.freezes:
-        wanted.append(Requirement(f"{freeze.op}, which keeps every channel", freeze.ids, every=True))
+        wanted.append(Requirement(f"{freeze.op}, which keeps every channel", freeze.ids, "every"))
     for layer in layers:
         if layer.why == "writes a model output":
             for call in layer.calls:
-                wanted.append(Requirement(f"{layer.name}, which writes an output", call.ids[:, 0], every=True))
-    return tuple(r for r in wanted if r.ids.size and (r.every or not (r.ids == ONE).any()))
+                wanted.append(Requirement(f"{layer.name}, which writes an output", call.ids[:, 0], "every"))
+    return [requirement for requirement in wanted if requirement.ids.size]
 
 
-def works(logic: Logic, wanted: Iterable[Requirement], opened: Bools) -> bool:
-    """Whether everything lives that must."""
-    alive = logic.alive(opened[:, None])[:, 0]
-    return all(requirement.met(alive) for requirement in wanted)
+def sizes(channels: Channels) -> list[Requirement]:
+    """Every tensor whose size the model reads."""
+    return [Requirement(f"the size read at {node.name}", ids, "one")
+            for node, ids in channels.sized if ids.size and not immortal(ids).any()]  # fmt: skip
 
 
 # ---------------------------------------------------------------- finding the guards
@@ -118,82 +117,179 @@ def works(logic: Logic, wanted: Iterable[Requirement], opened: Bools) -> bool:
 
 def find_guards(channels: Channels, layers: tuple[Layer, ...], logic: Logic) -> Guards:
     """The layers on the cheapest ways, and of each the sets of gates that keep the ways open."""
-    wanted = requirements(channels, layers)
-    count = sum(layer.variables for layer in layers)
-    keeps: dict[int, str] = {}  # gate variable -> what would die without it
-    for requirement, variables in _cheapest(channels.table, wanted, np.ones(count)):
-        for variable in variables:
-            keeps.setdefault(variable, requirement.what)
-    guarded: dict[str, list[int]] = {}
-    owner = [layer for layer in layers for _ in range(layer.variables)]
-    for variable in sorted(keeps):
-        guarded.setdefault(owner[variable].name, []).append(variable)
-    _drop_the_needless(guarded, {layer.name: layer for layer in layers}, logic, wanted, count)
-    choices = _widest(channels, [layer for layer in layers if layer.name in guarded], guarded, wanted, count)
+    search = _Search(channels, layers, logic)
+    wanted = search.possible(requirements(channels, layers))
+    read = search.guarded(wanted, {})
+    wanted += search.possible(sizes(channels))
+    every = search.guarded(wanted, read)
+    choices = search.widest(every, wanted)
     return Guards(tuple(
-        Guard(layer.name, keeps[guarded[layer.name][0]], choices[layer.name])
-        for layer in layers if layer.name in guarded
+        Guard(layer.name, search.keeps[every[layer.name][0]], choices[layer.name], layer.name in read)
+        for layer in layers if layer.name in every
     ))  # fmt: skip
 
 
-def _drop_the_needless(
-    guarded: dict[str, list[int]], layers: dict[str, Layer], logic: Logic, wanted: tuple[Requirement, ...], count: int
-) -> None:
-    """A layer without which the others keep everything alive: the ways to several outputs may replace each other.
+class _Search:
+    def __init__(self, channels: Channels, layers: tuple[Layer, ...], logic: Logic) -> None:
+        self.channels, self.table, self.logic = channels, channels.table, logic
+        self.layers = {layer.name: layer for layer in layers}
+        self.owner = [layer.name for layer in layers for _ in range(layer.variables)]
+        self.costs = _Costs(self.table, np.ones(len(self.owner)))
+        self.keeps: dict[int, str] = {}  # gate variable -> what would die without it
 
-    What is left needs each of its layers, so that a channel of each is not only alive but read as well.
-    """
-    whole = np.zeros(count, dtype=bool)
-    for name in guarded:
-        whole[layers[name].start : layers[name].start + layers[name].variables] = True
-    names = list(guarded)
-    suspects: list[str] = []
-    for start in range(0, len(names), AT_ONCE):
-        part = names[start : start + AT_ONCE]
-        without = np.repeat(whole[:, None], len(part), axis=1)
-        for column, name in enumerate(part):
-            without[layers[name].start : layers[name].start + layers[name].variables, column] = False
-        alive = logic.alive(without)
-        suspects += [name for column, name in enumerate(part) if all(r.met(alive[:, column]) for r in wanted)]
-    for name in suspects:
-        without = whole.copy()
-        without[layers[name].start : layers[name].start + layers[name].variables] = False
-        if works(logic, wanted, without):
-            whole = without
-            del guarded[name]
+    def possible(self, wanted: list[Requirement]) -> list[Requirement]:
+        """Without those that no mask meets: an output that the input never reaches."""
+        return [requirement for requirement in wanted if self.costs.meet(requirement)]
+
+    def guarded(self, wanted: list[Requirement], known: dict[str, list[int]]) -> dict[str, list[int]]:
+        """Layer -> gate variables on the cheapest ways; those of ``known`` layers are there already."""
+        guarded = {name: list(variables) for name, variables in known.items()}
+        for requirement in wanted:
+            for variable in self.costs.way(requirement):
+                self.keeps.setdefault(variable, requirement.what)
+                own = guarded.setdefault(self.owner[variable], [])
+                if variable not in own and self.owner[variable] not in known:
+                    own.append(variable)
+        for name in self._suspects([name for name in guarded if name not in known], list(guarded), wanted):
+            without = [other for other in guarded if other != name]
+            if self._enough(without, wanted):
+                del guarded[name]
+        return guarded
+
+    def _suspects(self, names: list[str], guarded: list[str], wanted: list[Requirement]) -> list[str]:
+        """Layers without which the others may keep everything alive: the ways to several outputs replace each other.
+
+        What is left in the end needs each of its layers, so that a channel of each is not only alive but read as well.
+        """
+        whole = np.zeros(len(self.owner), dtype=bool)
+        for name in guarded:
+            whole[self._part(name)] = True
+        suspects: list[str] = []
+        for start in range(0, len(names), AT_ONCE):
+            part = names[start : start + AT_ONCE]
+            without = np.repeat(whole[:, None], len(part), axis=1)
+            for column, name in enumerate(part):
+                without[self._part(name), column] = False
+            life = self.logic.alive(without)
+            suspects += [n for c, n in enumerate(part) if all(r.met(life[:, c], life[:, c]) for r in wanted)]
+        return suspects
+
+    def _enough(self, names: list[str], wanted: list[Requirement]) -> bool:
+        """Whether these layers alone, with all of their channels, meet every requirement."""
+        prices = np.full(len(self.owner), np.inf)
+        for name in names:
+            prices[self._part(name)] = 0.0
+        costs = _Costs(self.table, prices)
+        return all(costs.meet(requirement) for requirement in wanted)
+
+    def _part(self, name: str) -> slice:
+        layer = self.layers[name]
+        return slice(layer.start, layer.start + layer.variables)
+
+    def widest(self, ways: dict[str, list[int]], wanted: list[Requirement]) -> dict[str, tuple[Ids, ...]]:
+        """Per guarded layer the largest sets that are proved to be enough: its whole, channels that are read alike, or
+        the gates of the cheapest way alone, which always are."""
+        proof = _Proof(self.table, wanted, len(self.owner))
+        chosen = {name: tuple(np.array([variable]) for variable in ways[name]) for name in ways}
+
+        def widen(names: list[str], wider: dict[str, tuple[Ids, ...]]) -> None:
+            tried = {**chosen, **{name: wider[name] for name in names}}
+            if proof.holds(tried.values()):
+                chosen.update(tried)
+            elif len(names) > 1:  # halves: of a thousand layers a few are not enough
+                widen(names[: len(names) // 2], wider)
+                widen(names[len(names) // 2 :], wider)
+
+        variables = np.arange(len(self.owner))
+        widen(list(ways), {name: (variables[self._part(name)],) for name in ways})
+        parted = [n for n in ways if sum(choice.size for choice in chosen[n]) < self.layers[n].variables]
+        if parted:
+            alike = self._read_alike(parted)
+            sets = {name: {int(alike[v][0]): alike[v] for v in ways[name]} for name in parted}
+            apart = [name for name in parted if len(sets[name]) == len(ways[name])]
+            widen(apart, {name: tuple(sets[name].values()) for name in apart})
+        return chosen
+
+    def _read_alike(self, names: list[str]) -> dict[int, Ids]:
+        """Per gate variable those of the same layer whose channels are read in the same places."""
+        places = np.zeros(self.table.size, dtype=np.uint64)
+        numbers = np.random.default_rng(0)
+        for block in self.table.blocks:
+            for ids in block.inputs if isinstance(block, Mix) else block.operands:
+                places[np.unique(ids)] += numbers.integers(1 << 63, dtype=np.uint64)
+        for ids in self.channels.outputs:
+            places[np.unique(ids)] += numbers.integers(1 << 63, dtype=np.uint64)
+        alike: dict[int, Ids] = {}
+        for layer in map(self.layers.__getitem__, names):
+            read = np.zeros(layer.variables, dtype=np.uint64)
+            gated = layer.rows.reshape(-1) != OPEN
+            for call in layer.calls:
+                np.add.at(read, layer.rows.reshape(-1)[gated], places[call.ids.reshape(-1)[gated]])
+            for variable in range(layer.variables):
+                alike[layer.start + variable] = layer.start + np.flatnonzero(read == read[variable])
+        return alike
 
 
-def _cheapest(table: IdTable, wanted: tuple[Requirement, ...], price: Floats) -> list[tuple[Requirement, set[int]]]:
-    """For each requirement the gate variables on its cheapest way; what is open for one is free for the next."""
-    cost = _costs(table, np.append(price, 0.0))  # OPEN reads the last entry
-    home = homes(table)
-    ways: list[tuple[Requirement, set[int]]] = []
-    done: set[int] = set()
-    for requirement in wanted:
-        costs = cost[requirement.ids]
-        variables: set[int] = set()
-        if requirement.every:
-            stack = [int(identity) for identity in requirement.ids[costs > 0]]
+class _Costs:
+    """Per id, how many gates the cheapest way to it opens: to let it live, and to let it say something of the input."""
+
+    def __init__(self, table: IdTable, prices: Floats) -> None:
+        self.table = table
+        self.life, self.signal = np.full(table.size, np.inf), np.full(table.size, np.inf)
+        self.life[[ONE, FIXED]] = self.signal[ONE] = 0.0
+        padded = np.append(prices, 0.0)  # OPEN reads the last entry
+        for block in table.blocks:
+            for cost in (self.life, self.signal):
+                if isinstance(block, Mix):
+                    cost[block.out] = padded[block.gate] + cost[block.inputs].min(1, keepdims=True)
+                elif block.kind == "any":
+                    cost[block.out] = np.minimum.reduce([cost[operand] for operand in block.operands])
+                else:
+                    cost[block.out] = np.add.reduce([self.life[operand] for operand in block.operands])
+            if not isinstance(block, Mix) and block.kind == "all":  # one operand carries the signal
+                self.signal[block.out] += np.minimum.reduce([self._more(operand) for operand in block.operands])
+        self.home = homes(table)
+        self.done: set[tuple[int, bool]] = set()
+
+    def _more(self, ids: Ids) -> Floats:
+        """What the signal costs beyond life."""
+        life = self.life[ids]
+        more: Floats = self.signal[ids] - np.where(np.isfinite(life), life, 0.0)
+        return more
+
+    def meet(self, requirement: Requirement) -> bool:
+        return requirement.met(np.isfinite(self.life), np.isfinite(self.signal))
+
+    def way(self, requirement: Requirement) -> list[int]:
+        """The gate variables on the cheapest way; what is open for one requirement is free for the next."""
+        if requirement.how == "every":
+            stack = [(int(identity), False) for identity in requirement.ids]
         else:
-            stack = [int(requirement.ids[np.argmin(costs)])]
+            signal = requirement.how == "signal"
+            stack = [(self._cheapest(requirement.ids, signal), signal)]
+        variables: set[int] = set()
         while stack:
-            identity = stack.pop()
-            if home[identity] < 0 or identity in done:
+            identity, signal = stack.pop()
+            if self.home[identity] < 0 or (identity, signal) in self.done:
                 continue
-            done.add(identity)
-            block = table.blocks[home[identity]]
+            self.done.add((identity, signal))
+            block = self.table.blocks[self.home[identity]]
             at = identity - int(block.out.flat[0])
             if isinstance(block, Mix):
                 if block.gate.flat[at] != OPEN:
                     variables.add(int(block.gate.flat[at]))
-                inputs = block.inputs[at // block.out.shape[1]]
-                stack.append(int(inputs[np.argmin(cost[inputs])]))
-            elif block.kind == "any":
-                stack.append(min((int(operand[at]) for operand in block.operands), key=lambda i: float(cost[i])))
+                stack.append((self._cheapest(block.inputs[at // block.out.shape[1]], signal), signal))
+                continue
+            operands = np.array([operand[at] for operand in block.operands])
+            if block.kind == "any":
+                stack.append((self._cheapest(operands, signal), signal))
             else:
-                stack += [int(operand[at]) for operand in block.operands]
-        ways.append((requirement, variables))
-    return ways
+                carrier = int(np.argmin(self._more(operands))) if signal else -1
+                stack += [(int(operand), n == carrier) for n, operand in enumerate(operands)]
+        return sorted(variables)
+
+    def _cheapest(self, ids: Ids, signal: bool) -> int:
+        return int(ids[np.argmin((self.signal if signal else self.life)[ids])])
 
 
 def homes(table: IdTable) -> Ids:
@@ -204,83 +300,17 @@ def homes(table: IdTable) -> Ids:
     return home
 
 
-def _costs(table: IdTable, prices: Floats) -> Floats:
-    """Per id, how many gates the cheapest way to it opens."""
-    cost = np.full(table.size, np.inf)
-    cost[ONE] = 0.0
-    for block in table.blocks:
-        if isinstance(block, Mix):
-            cost[block.out] = prices[block.gate] + cost[block.inputs].min(1, keepdims=True)
-        elif block.kind == "any":
-            cost[block.out] = np.minimum.reduce([cost[operand] for operand in block.operands])
-        else:
-            cost[block.out] = np.add.reduce([cost[operand] for operand in block.operands])
-    return cost
-
-
-# ---------------------------------------------------------------- the choices
-
-
-def _widest(
-    channels: Channels, layers: list[Layer], ways: dict[str, list[int]], wanted: tuple[Requirement, ...], count: int
-) -> dict[str, tuple[Ids, ...]]:
-    """Per guarded layer the largest sets that are proved to be enough: its whole, channels that are read alike, or
-    the gates of the cheapest way alone, which always are."""
-    proof = _Proof(channels.table, wanted, count)
-    chosen = {layer.name: tuple(np.array([variable]) for variable in ways[layer.name]) for layer in layers}
-
-    def widen(part: list[Layer], wider: dict[str, tuple[Ids, ...]]) -> None:
-        tried = {**chosen, **{layer.name: wider[layer.name] for layer in part}}
-        if proof.holds(tried.values()):
-            chosen.update(tried)
-        elif len(part) > 1:  # halves: of a thousand layers a few are not enough
-            widen(part[: len(part) // 2], wider)
-            widen(part[len(part) // 2 :], wider)
-
-    widen(layers, {layer.name: (np.arange(layer.start, layer.start + layer.variables),) for layer in layers})
-    parted = [layer for layer in layers if sum(choice.size for choice in chosen[layer.name]) < layer.variables]
-    if parted:
-        alike = _read_alike(channels, parted, count)
-        sets = {layer.name: {int(alike[v][0]): alike[v] for v in ways[layer.name]} for layer in parted}
-        apart = [layer for layer in parted if len(sets[layer.name]) == len(ways[layer.name])]
-        widen(apart, {layer.name: tuple(sets[layer.name].values()) for layer in apart})
-    return chosen
-
-
-def _read_alike(channels: Channels, layers: list[Layer], count: int) -> dict[int, Ids]:
-    """Per gate variable those of the same layer whose channels are read in the same places."""
-    places = np.zeros(channels.table.size, dtype=np.uint64)
-    numbers = np.random.default_rng(0)
-
-    def mark(ids: Ids) -> None:
-        places[np.unique(ids)] += numbers.integers(1 << 63, dtype=np.uint64)
-
-    for block in channels.table.blocks:
-        for ids in block.inputs if isinstance(block, Mix) else block.operands:
-            mark(ids)
-    for ids in channels.outputs:
-        mark(ids)
-    alike: dict[int, Ids] = {}
-    for layer in layers:
-        read = np.zeros(layer.variables, dtype=np.uint64)
-        gated = layer.rows.reshape(-1) != OPEN
-        for call in layer.calls:
-            np.add.at(read, layer.rows.reshape(-1)[gated], places[call.ids.reshape(-1)[gated]])
-        for variable in range(layer.variables):
-            alike[layer.start + variable] = layer.start + np.flatnonzero(read == read[variable])
-    return alike
-
-
 class _Proof:
-    """Whether everything lives that must if of each choice one gate is open, whichever it is.
+    """Whether everything is met if of each choice one gate is open, whichever it is.
 
-    For all combinations at once: an id *surely* lives, or is one of a *clause*, a set of ids of which at least one
-    surely lives. The rows of a choice are a clause; an op that carries all ids of a clause on makes a new one.
+    For all combinations at once: an id surely lives, surely says something of the input, or is one of a *clause*, a set
+    of ids of which at least one surely says something. The rows of a choice are a clause; an op that carries all ids of
+    a clause on makes a new one.
     """
 
     CLAUSES = 2  # that are remembered of an id
 
-    def __init__(self, table: IdTable, wanted: tuple[Requirement, ...], count: int) -> None:
+    def __init__(self, table: IdTable, wanted: list[Requirement], count: int) -> None:
         self.table, self.wanted, self.count = table, wanted, count
         self.home = homes(table)
 
@@ -292,17 +322,27 @@ class _Proof:
             sizes.append(choice.size)
         self.sure = np.zeros(self.table.size, dtype=bool)
         self.sure[ONE] = True
+        self.life = self.sure.copy()
+        self.life[FIXED] = True
         self.clauses = np.full((self.table.size, self.CLAUSES), -1, dtype=np.int64)
         self.sizes: list[int] = []
         for block in self.table.blocks:
             if isinstance(block, Mix):
                 self._mix(block, number, sizes)
+            elif block.kind == "any":
+                self._any(block.out, np.stack(block.operands))
             else:
-                self._join(block.kind, block.out, block.operands)
-        return all(self.sure[r.ids].all() if r.every else self._lives(r.ids) for r in self.wanted)
+                self._all(block.out, block.operands)
+        return all(map(self._met, self.wanted))
 
-    def _lives(self, ids: Ids) -> bool:
-        """Whether one of them surely lives."""
+    def _met(self, requirement: Requirement) -> bool:
+        ids = requirement.ids
+        if requirement.how == "every":
+            return bool(self.life[ids].all())
+        return self._says(ids) or (requirement.how == "one" and bool(self.life[ids].any()))
+
+    def _says(self, ids: Ids) -> bool:
+        """Whether one of them surely says something."""
         return bool(self.sure[ids].any()) or bool(self._whole(ids).size)
 
     def _whole(self, ids: Ids) -> Ids:
@@ -314,7 +354,7 @@ class _Proof:
     def _new(self, ids: Ids) -> None:
         """A clause of these ids."""
         if ids.size == 1:
-            self.sure[ids] = True
+            self.sure[ids] = self.life[ids] = True
             return
         free = (self.clauses[ids] < 0).all(0)
         if free.any():
@@ -322,19 +362,19 @@ class _Proof:
             self.sizes.append(ids.size)
 
     def _mix(self, block: Mix, number: Ids, sizes: list[int]) -> None:
-        fed = np.array([self._lives(inputs) for inputs in block.inputs])
+        fed = np.array([self._says(inputs) for inputs in block.inputs])
+        live = fed | self.life[block.inputs].any(1)
         if not fed.all() and (block.gate == OPEN).all():
             self._some_group(block)
-        if not fed.any():
-            return
+        surely = block.gate == OPEN
+        surely |= (block.gate != OPEN) & (number[block.gate] >= 0) & (np.array([*sizes, 0])[number[block.gate]] == 1)
+        self.life[block.out[surely & live[:, None]]] = True
+        self.sure[block.out[surely & fed[:, None]]] = True
         gates, out = block.gate[fed].reshape(-1), block.out[fed].reshape(-1)
-        self.sure[out[gates == OPEN]] = True
         which = np.where(gates == OPEN, -1, number[gates])
         for choice in np.unique(which[which >= 0]).tolist():
             rows, variables = out[which == choice], gates[which == choice]
-            if sizes[choice] == 1:
-                self.sure[rows] = True
-            elif np.unique(variables).size == sizes[choice]:  # else the open one may be one that nothing feeds
+            if np.unique(variables).size == sizes[choice] > 1:  # else the open one may be one that nothing feeds
                 order = np.argsort(variables, kind="stable")
                 _, starts, each = np.unique(variables[order], return_index=True, return_counts=True)
                 for nth in range(int(each.min())):  # an open gate lets all of its rows live
@@ -347,40 +387,37 @@ class _Proof:
             for row in block.out[groups].T:
                 self._new(row)
 
-    def _join(self, kind: str, out: Ids, operands: tuple[Ids, ...]) -> None:
-        if kind == "any":
-            self._any(out, np.stack(operands))
-            return
-        sure = [self.sure[operand] for operand in operands]
-        self.sure[out] = np.logical_and.reduce(sure)
-        for position, operand in enumerate(operands):
-            for clause in self._whole(operand).tolist():
-                carries = (self.clauses[operand] == clause).any(1)
-                if all(
-                    (known | self._follows(other, operand))[carries].all()
-                    for n, (known, other) in enumerate(zip(sure, operands, strict=True)) if n != position
-                ):  # fmt: skip
-                    self._new(out[carries])
-
     def _any(self, out: Ids, operands: Ids) -> None:
-        self.sure[out] = self.sure[operands].any(0)
+        self.sure[out], self.life[out] = self.sure[operands].any(0), self.life[operands].any(0)
         for clause in self._whole(operands).tolist():
             carries = (self.clauses[operands] == clause).any(2)
             self._new(out[carries.any(0)])
             if len(operands) > 2:  # a reduction: all channels meet in one place
                 for place in np.flatnonzero(carries.sum(0) >= self.sizes[clause]):
-                    self.sure[out[place]] |= self._lives(operands[:, place])
+                    if self._says(operands[:, place]):
+                        self._new(out[[place]])
+
+    def _all(self, out: Ids, operands: tuple[Ids, ...]) -> None:
+        life = [self.life[operand] for operand in operands]
+        self.life[out] = np.logical_and.reduce(life)
+        self.sure[out] = self.life[out] & np.logical_or.reduce([self.sure[operand] for operand in operands])
+        for position, operand in enumerate(operands):
+            for clause in self._whole(operand).tolist():
+                carries = (self.clauses[operand] == clause).any(1)
+                if all(
+                    (known | self._follows(other, operand))[carries].all()
+                    for n, (known, other) in enumerate(zip(life, operands, strict=True)) if n != position
+                ):  # fmt: skip
+                    self._new(out[carries])
 
     def _follows(self, ids: Ids, others: Ids) -> Bools:
         """Which ``ids`` live whenever the one in ``others`` does: statistics that are computed from it."""
-        follows = np.zeros(ids.size, dtype=bool)
-        for at in np.flatnonzero(self.home[ids] >= 0):
+        follows: Bools = ids == others
+        for at in np.flatnonzero(~follows & (self.home[ids] >= 0)):
             block = self.table.blocks[self.home[ids[at]]]
+            place = int(ids[at] - block.out.flat[0])
             if isinstance(block, Mix):
-                place = int(ids[at] - block.out.flat[0])
                 follows[at] = block.gate.flat[place] == OPEN and others[at] in block.inputs[place // block.out.shape[1]]
             else:
-                place = int(ids[at] - block.out[0])
                 follows[at] = block.kind == "any" and any(operand[place] == others[at] for operand in block.operands)
-        follows |= ids == others
         return follows

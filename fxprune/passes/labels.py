@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fxprune.ids import ONE, OPEN, ZERO, Ids, IdTable, Join
+from fxprune.ids import OPEN, ZERO, Ids, IdTable, Join, immortal
 from fxprune.passes.gates import Layer
 
 
@@ -26,7 +26,7 @@ def labels_of(table: IdTable, layers: list[Layer]) -> Ids:
         trial = label
         for operand in join.operands:
             one, other = join.out.reshape(-1), operand.reshape(-1)
-            plain = (other != ONE) & (other != ZERO)
+            plain = ~immortal(other) & (other != ZERO)
             trial = _tied(trial, one[plain], other[plain])
         if np.unique(owner * table.size + trial[first]).size == first.size:
             label = trial

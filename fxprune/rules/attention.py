@@ -8,6 +8,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import fx
 
+from fxprune.ids import FIXED
 from fxprune.rules.emit import Piece, Slim, whole_op
 from fxprune.rules.registry import Flow, Op, constant_flow, rule
 
@@ -16,7 +17,7 @@ from fxprune.rules.registry import Flow, Op, constant_flow, rule
 def attention(op: Op) -> Flow | None:
     """The values' channels, whatever lives of queries and keys: without them all scores are alike, and not nothing."""
     given = [(op.raw(i, name), op.value(i, name)) for i, name in enumerate(("query", "key", "value"))]
-    query, key, value = (op.find(raw) or constant_flow(tensor) for raw, tensor in given)
+    query, key, value = (op.find(raw) or constant_flow(tensor, FIXED) for raw, tensor in given)
     tokens = [flow.ids.shape[-2] for flow in (query, key, value)]
     mask = op.raw(3, "attn_mask")
     grouped = len({tensor.shape[:-2] for _, tensor in given}) > 1  # heads that are repeated, or batches

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fxprune.core import Affine
-from fxprune.ids import ONE, ZERO, Ids, IdTable, distinct
+from fxprune.ids import FIXED, ZERO, Ids, IdTable, distinct, immortal
 from fxprune.rules.emit import Piece, Slim, per_channel_function, per_channel_module, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
@@ -132,15 +132,15 @@ def not_zero(op: Op, ids: Ids, *, fill: bool = True) -> Ids:
     if fill:
         op.notes.filled.add(op.node)
     others = np.unique(ids[ids != ZERO])
-    if others.size == 0 or ONE in others:
-        return np.where(ids == ZERO, ONE, ids)
+    if others.size == 0 or bool(immortal(others).any()):
+        return np.where(ids == ZERO, FIXED, ids)
     op.notes.sized.append((op.node, others))
     return np.where(ids == ZERO, op.table.mix(others[None], rows=1, owner=op.node.name), ids)
 
 
 def also_reads(table: IdTable, ids: Ids, other: Flow | None) -> Ids:
     """The same life as ``ids``, but ``other`` is needed too: a condition chooses values, it does not carry any."""
-    if other is None or bool((other.ids == ONE).all()):
+    if other is None or bool(immortal(other.ids).all()):
         return ids
     return table.all(ids, table.any(ids, other.ids))
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.ids import ONE, ZERO, Ids
+from fxprune.ids import ZERO, Ids, immortal
 from fxprune.rules.elementwise import also_reads, masked_fill, power
 from fxprune.rules.emit import ADD_TO, Piece, Slim, same_op, whole_op
 from fxprune.rules.registry import Flow, NoChannels, Op, rule, unwritten
@@ -51,7 +51,7 @@ def any_of(op: Op, flows: list[Flow]) -> Ids:
         others = [other for n, other in shapes.items() if n is not node]
         alone = any(size > 1 and all(other[axis] == 1 for other in others) for axis, size in enumerate(shape))
         own = np.unique(op.flows[node].ids)
-        if others and alone and ONE not in own:
+        if others and alone and not bool(immortal(own).any()):
             op.notes.sized.append((op.node, own))
             token = op.table.mix(own[None], rows=1, owner=op.node.name)
             ids = op.table.all(ids, token.reshape((1,) * ids.ndim))

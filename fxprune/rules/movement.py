@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.ids import ONE, Ids
+from fxprune.ids import FIXED, Ids
 from fxprune.rules.registry import Flow, Op, name_of, rule
 
 _METHODS = (
@@ -95,7 +95,7 @@ def cat(op: Op) -> Flow | None:
     parts = []
     for node, value in zip(tensors, values, strict=True):
         flow = op.find(node)
-        ids = flow.ids if flow is not None else np.full((1,) * value.ndim, ONE, dtype=np.int64)
+        ids = flow.ids if flow is not None else np.full((1,) * value.ndim, FIXED, dtype=np.int64)
         if value.ndim == op.out.ndim:  # torch.cat skips empty one-dimensional tensors
             parts.append(np.repeat(ids, value.shape[axis], axis) if ids.shape[axis] == 1 else ids)
     shape = [max(part.shape[k] for part in parts) for k in range(op.out.ndim)]
@@ -139,7 +139,7 @@ def expanded(op: Op, node: fx.Node) -> torch.Tensor:
     """The ids of a tensor, one per element; axes on which they do not depend have stride 0 and cost nothing."""
     shape = node.meta["value"].shape
     flow = op.find(node)
-    ids = np.full((1,) * len(shape), ONE, dtype=np.int64) if flow is None else flow.ids
+    ids = np.full((1,) * len(shape), FIXED, dtype=np.int64) if flow is None else flow.ids
     return torch.from_numpy(ids).expand(shape)
 
 

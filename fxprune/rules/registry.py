@@ -214,13 +214,13 @@ def unwritten(flow: Flow) -> Flow:
     return replace(flow, writer=None) if flow.writer is not None else flow
 
 
-def constant_flow(value: Any) -> Any:
+def constant_flow(value: Any, identity: int = ONE) -> Any:
     """The flow of tensors that carry no prunable channel: one immortal id."""
     if isinstance(value, torch.Tensor):
-        return Flow(np.full((1,) * value.ndim, ONE, dtype=np.int64))
+        return Flow(np.full((1,) * value.ndim, identity, dtype=np.int64))
     if isinstance(value, (tuple, list)):
-        parts = tuple(constant_flow(entry) for entry in value)
+        parts = tuple(constant_flow(entry, identity) for entry in value)
         return None if all(part is None for part in parts) else parts
     if isinstance(value, dict):
-        return {key: constant_flow(entry) for key, entry in value.items()}
+        return {key: constant_flow(entry, identity) for key, entry in value.items()}
     return None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from fxprune.ids import ONE
+from fxprune.ids import FIXED, ONE, immortal
 from fxprune.rules.emit import Piece, Slim
 from fxprune.rules.registry import Flow, Op, constant_flow, rule, unwritten
 from fxprune.rules.slim import Gone
@@ -43,8 +43,8 @@ def attribute(op: Op) -> Any:
 def like(op: Op) -> Any:
     _note(op)
     flow = op.find(op.node.args[0])
-    if flow is None or bool((flow.ids == ONE).any()):
-        return constant_flow(op.out)
+    if flow is None or bool(immortal(flow.ids).any()):
+        return constant_flow(op.out, FIXED)
     token = op.table.mix(np.unique(flow.ids)[None], rows=1, owner=op.node.name)  # lives as long as what it reads
     return Flow(token.reshape((1,) * op.out.ndim))
 
@@ -56,7 +56,7 @@ def shaped_as(op: Op) -> Flow | None:
     flow, other = op.flow(), op.flow(1, "other")
     op.notes.sized.append((op.node, other.ids.reshape(-1)))
     read = np.unique(other.ids)
-    if bool((read == ONE).any()) or np.array_equal(read, np.unique(flow.ids)):
+    if bool(immortal(read).any()) or np.array_equal(read, np.unique(flow.ids)):
         return flow
     token = op.table.mix(read[None], rows=1, owner=op.node.name)  # something of what it reads the size of must exist
     return replace(flow, ids=op.table.all(flow.ids, token.reshape((1,) * flow.ids.ndim)))
