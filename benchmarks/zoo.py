@@ -2,13 +2,15 @@
 
     python benchmarks/zoo.py [--only PATTERN] [--suite SUITE] [--resume] [--compare-torch-pruning]
 
-Records go to a .jsonl file one by one; --resume skips the models that it holds.
+Records go to a .jsonl file one by one; --resume skips the models that it holds. In the end it says which models
+freeze other ops than in the committed table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from zoo_check import Record
 from zoo_models import MODELS, Model
-from zoo_report import line, markdown, summary
+from zoo_report import changed_freezes, line, markdown, summary
 from zoo_workers import run
 
 RESULTS = Path(__file__).parent / "results"
@@ -65,6 +67,12 @@ def selected(only: str, suite: str) -> list[Model]:
     return [entry for entry in MODELS if suite in ("all", entry.suite) and matches(entry)]
 
 
+def committed() -> list[Record]:
+    """The table of the last commit; nothing outside of a repository."""
+    found = subprocess.run(["git", "show", "HEAD:./zoo.json"], cwd=RESULTS, capture_output=True)
+    return json.loads(found.stdout)["models"] if found.returncode == 0 else []
+
+
 def main() -> int:
     options = arguments()
     log: Path = options.json.with_suffix(".jsonl")
@@ -90,6 +98,9 @@ def main() -> int:
     options.json.write_text(json.dumps({"summary": totals, "models": slim}, indent=1) + "\n")
     (options.markdown or options.json.with_suffix(".md")).write_text(markdown(slim))
     print(json.dumps(totals))
+    before = committed()
+    changed = changed_freezes(before, slim) or ["the same ops freeze as in the committed table"]
+    print("\n".join(changed) if before else "no committed table to compare the freezes with")
     return 0 if all(record["status"] == "ok" for record in ordered) else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 
 from zoo_check import TOLERANCE, Record
 
@@ -76,6 +77,20 @@ def markdown(records: list[Record]) -> str:
             if r["suite"] == suite:
                 lines.append("| " + " | ".join(_row(r, compared)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def changed_freezes(before: list[Record], after: list[Record]) -> list[str]:
+    """What freezes in one run only, of the models that both have inspected."""
+    known = {(r["suite"], r["name"]): r["freezes"] for r in before if "freezes" in r}
+    lines = []
+    for r in after:
+        was = known.get((r["suite"], r["name"]))
+        if was is None or "freezes" not in r:
+            continue
+        old, new = (Counter(f"{f['op']}: {f['why']}" for f in freezes) for freezes in (was, r["freezes"]))
+        for word, freezes in (("freezes now", new - old), ("freezes no more", old - new)):
+            lines += [f"{r['suite']}/{r['name']} {word}, {count} x {text}" for text, count in freezes.items()]
+    return lines
 
 
 def _row(r: Record, compared: bool) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from fxprune.api import export, wrap
 from fxprune.layers import apply_mask
 from fxprune.wrapped import Wrapped
 from tests.exactness import TOLERANCE, call, check_export, error, random_gates, random_masks
+from tests.gates import check_gates
 from tests.models import ZOO, Case, leaves, randomise
 
 DENSITIES = (1.0, 0.7, 0.4, 0.1, 0.0)
@@ -148,11 +150,11 @@ def test_slim_copies(case: Case) -> None:
     assert all(p.grad is not None for p in slim.parameters() if p.requires_grad)
 
 
-def test_freezes_and_leaves(case: Case) -> None:
-    _, wrapped, _, _ = prepared(case.name)
+def test_freezes_gates_and_leaves(case: Case) -> None:
+    model, wrapped, _, _ = prepared(case.name)
     channels = wrapped.analysis.channels
-    assert bool(channels.freezes) >= case.frozen
     assert bool(channels.trace.leaves) == case.leaf
+    check_gates(model, wrapped.analysis, case.frozen, case.gates)
 
 
 def test_original_is_untouched(case: Case) -> None:
@@ -220,11 +222,21 @@ def test_masks_are_needed(name: str) -> None:
     assert error(call(without_masks(wrapped), example), call(wrapped, example)) > 1e-3
 
 
+def test_a_lost_gate_is_noticed(case: Case) -> None:
+    model, wrapped, _, _ = prepared(case.name)
+    layers = wrapped.analysis.layers
+    for number, layer in enumerate(layers):
+        for instead in ([replace(layer, variables=0)], []) if layer.gated else ():
+            left = (*layers[:number], *instead, *layers[number + 1 :])
+            with pytest.raises(AssertionError, match=f"gates of {layer.name}: "):
+                check_gates(model, replace(wrapped.analysis, layers=left), case.frozen, case.gates)
+
+
 def test_gates_are_needed(case: Case) -> None:
     """Masks change what a net computes, and so do gate values."""
     model, fresh, example, _ = prepared(case.name)
     if len(fresh.gates) == 0:
-        pytest.skip("no gate")
+        pytest.skip("no gate, as the case declares")
     assert error(call(hardened(case.name, 1.0, seed=2), example), call(model, example)) > 1e-6
     masked = copy.deepcopy(fresh)
     masked.set_masks(random_masks(masked, 0.5, torch.Generator().manual_seed(1)))

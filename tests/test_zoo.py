@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from dataclasses import replace
 
 import zoo_check
 from zoo_models import MODELS, Model, families_of_pytorchcv, image
+from zoo_report import changed_freezes
 
+COMMITTED = json.loads((Path(__file__).parents[1] / "benchmarks/results/zoo.json").read_text())["models"]
 BY_KEY = {entry.key: entry for entry in MODELS}
 FAST = {
     "torchvision/resnet18": 64,
@@ -36,6 +39,7 @@ def assert_equal(entry: Model) -> None:
     if "volume" in record:
         assert 0 <= record["prunable"] <= 1
         assert record["volume"] <= record["conv_volume"]
+    assert not changed_freezes(COMMITTED, [record])
 
 
 @pytest.mark.parametrize("key", FAST)
@@ -58,6 +62,19 @@ def test_a_wrong_graph_is_noticed() -> None:
     assert zoo_check.difference({"out": right}, {"out": wrong}) > zoo_check.TOLERANCE
     assert zoo_check.difference(right, right[:1]) == float("inf")
     assert zoo_check.difference(right, right * float("nan")) == float("inf")
+
+
+def test_a_changed_freeze_is_told() -> None:
+    def run(*ops: str) -> list[zoo_check.Record]:
+        return [{"suite": "a", "name": "net", "freezes": [{"op": op, "why": "no rule"} for op in ops]}]
+
+    assert changed_freezes(run("lu", "qr"), run("qr", "lu")) == []
+    assert changed_freezes(run("lu"), run("qr", "qr")) == [
+        "a/net freezes now, 2 x qr: no rule",
+        "a/net freezes no more, 1 x lu: no rule",
+    ]
+    assert changed_freezes([{"suite": "a", "name": "other", "freezes": []}], run("qr")) == []  # a new model
+    assert changed_freezes(run("lu"), [{"suite": "a", "name": "net"}]) == []  # not inspected: a failure
 
 
 @pytest.mark.zoo

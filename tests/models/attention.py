@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.gates import SCALES
 from tests.models.case import cb, cbr, net
 
 
-@net()
+@net(gates={"excite": SCALES})
 class squeeze_excite(nn.Module):
     """In convolution form, on a depthwise inverted residual."""
 
@@ -62,7 +63,7 @@ class efficient_attention(nn.Module):
         return self.head(F.relu(y * torch.sigmoid(s).expand_as(y)))
 
 
-@net()
+@net(gates={"spatial": SCALES})
 class cbam(nn.Module):
     """Mean and maximum over space, then over channels."""
 

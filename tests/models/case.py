@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+
+from tests.gates import Gates
 
 Shapes = tuple[tuple[int, ...], ...]
 Inputs = Any  # a tuple of tensors, or a dict of keyword arguments
@@ -24,7 +26,8 @@ class Case:
     shapes: Shapes
     others: tuple[Shapes, ...]
     keywords: tuple[str, ...] = ()
-    frozen: bool = False  # some convolution must report a freeze
+    frozen: tuple[str, ...] = ()  # the ops that keep every channel; see tests/gates.py, also for the next line
+    gates: Gates = field(default_factory=dict)  # layers that are no convolution with all its gates
     branches: bool = False  # other image sizes must raise
     pickles: bool = True  # False: torch itself refuses to pickle the model
     leaf: bool = False  # some submodule must be kept as a leaf

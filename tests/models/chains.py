@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.gates import OUTPUT
 from tests.models.case import Wrap, cb, cbr, net
 
 
@@ -82,7 +83,7 @@ def odd_activations() -> nn.Module:
     )  # fmt: skip
 
 
-@net()
+@net(gates={"e": OUTPUT})
 class functional_activations(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class functional_activations(nn.Module):
         return self.e(1 - x)
 
 
-@net()
+@net(gates={"c": OUTPUT})
 class exponentials(nn.Module):
     """exp, rsqrt and reciprocal of dead channels: infinity must not leak."""
 
@@ -111,7 +112,7 @@ class exponentials(nn.Module):
         return self.c(x)
 
 
-@net()
+@net(gates={"b": OUTPUT})
 class logarithm(nn.Module):
     """log(0) = -inf in every dead channel."""
 
@@ -132,7 +133,7 @@ def prelu() -> nn.Module:
     )
 
 
-@net()
+@net(gates={"b": OUTPUT})
 class prelu_functional(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +156,7 @@ def odd_convolutions() -> nn.Module:
     )  # fmt: skip
 
 
-@net()
+@net(gates={"d": OUTPUT})
 class padding(nn.Module):
     """Asymmetric zero, constant and reflection padding between convolutions."""
 

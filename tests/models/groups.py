@@ -174,7 +174,7 @@ class mixconv(nn.Module):
         return self.head(torch.sigmoid(self.norm(y)))
 
 
-@net()
+@net(gates={"a.0": 4})
 class slices(nn.Module):
     """Channel slices, flips, rolls, repeats and an interleaved selection."""
 
@@ -219,7 +219,7 @@ class octave(nn.Module):
         return self.head(torch.cat([F.max_pool2d(h, 2), low], 1))
 
 
-@net()
+@net(gates={"a": 6, "b.0": 4, "c": 6})
 class glu(nn.Module):
     """F.glu, nn.GLU and a chunked one."""
 

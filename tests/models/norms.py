@@ -9,7 +9,7 @@ from torch import nn
 from tests.models.case import cbr, net
 
 
-@net()
+@net(gates={"0": 4, "6": 1})
 def group_norm() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 6, 3, padding=1), nn.GroupNorm(6, 6),
@@ -17,7 +17,7 @@ def group_norm() -> nn.Module:
     )  # fmt: skip
 
 
-@net()
+@net(gates={"0": 20})
 def group_norm_of_many_groups() -> nn.Module:
     """As many groups as channels in each: not to be taken for tokens by channels."""
     return nn.Sequential(nn.Conv2d(3, 400, 1), nn.GroupNorm(20, 400), nn.ReLU(), nn.Conv2d(400, 4, 1))
@@ -86,7 +86,7 @@ class LayerNormLast(nn.LayerNorm):
         return x.permute(0, 3, 1, 2)
 
 
-@net()
+@net(gates={"2.up": 12, "2.down": 6, "3.up": 12, "3.down": 6, "6.up": 16, "6.down": 8})
 def convnext() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 6, 2, 2), LayerNormLast(6), ConvNeXtBlock(6), ConvNeXtBlock(6), LayerNormFirst(6),
@@ -136,7 +136,7 @@ class PostFrozen(nn.Module):
         return F.relu(x + self.n(self.a(x)))
 
 
-@net()
+@net(gates={"c": 3})
 class functional_norm(nn.Module):
     """F.batch_norm and F.dropout with self.training; F.instance_norm, F.group_norm."""
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.gates import OUTPUT
 from tests.models.case import net
 
 
@@ -29,7 +30,7 @@ def layers_with_parts() -> nn.Module:
     return nn.Sequential(PaddedConv(3, 8, bias=False), nn.BatchNorm2d(8), depthwise, last, nn.Conv2d(6, 4, 1))
 
 
-@net()
+@net(gates={"body.0": OUTPUT})
 class parts_of_a_sequence(nn.Module):
     """Both ways of calling some of the layers make a new module in every call."""
 

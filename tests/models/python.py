@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.gates import DEPTHWISE, OUTPUT
 from tests.models.case import cb, cbr, net
 
 Named = namedtuple("Named", ["logits", "features"])
@@ -34,28 +35,28 @@ class Trunk(nn.Module):
         return a, b, self.c(b)
 
 
-@net()
+@net(gates={"a.0": OUTPUT, "b.0": OUTPUT, "c": OUTPUT})
 class outputs_list(Trunk):
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         a, b, c = self.features(x)
         return [c, a, F.softplus(b)]
 
 
-@net()
+@net(gates={"a.0": OUTPUT, "b.0": OUTPUT, "c": OUTPUT})
 class outputs_nested(Trunk):
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         a, b, c = self.features(x)
         return {"out": (c, [b * 2, {"deep": a.mean((2, 3))}]), "input": x, "none": None, "number": 3}
 
 
-@net()
+@net(gates={"a.0": OUTPUT, "c": OUTPUT})
 class outputs_named(Trunk):
     def forward(self, x: torch.Tensor) -> Named:
         a, _, c = self.features(x)
         return Named(logits=c.mean((2, 3)), features=a)
 
 
-@net()
+@net(gates={"a.0": OUTPUT, "b.0": OUTPUT, "c": OUTPUT})
 class outputs_dataclass(Trunk):
     def forward(self, x: torch.Tensor) -> Output:
         a, b, c = self.features(x)
@@ -122,7 +123,7 @@ def cumulative(x: torch.Tensor) -> torch.Tensor:
     return torch.cumprod(1 + 0.1 * x, dim=1)
 
 
-@net(frozen=True)
+@net(frozen=("torch.cumprod",), gates={"b.0": "frozen by torch.cumprod"})
 class unknown_op(nn.Module):
     """Ops without a rule keep what reaches them."""
 
@@ -144,7 +145,9 @@ def odd_function(x: torch.Tensor, power: int) -> torch.Tensor:
     return x.cumsum(1) * power
 
 
-@net(frozen=True, leaf=True)
+@net(
+    leaf=True, frozen=("tests.models.python.odd_function",), gates={"a.0": "frozen by tests.models.python.odd_function"}
+)
 class wrapped_function(nn.Module):
     """torch.fx.wrap'ed code that cannot be traced into."""
 
@@ -167,13 +170,13 @@ class DataDependent(nn.Module):
         return self.conv(-x) * 2
 
 
-@net(frozen=True, leaf=True)
+@net(leaf=True, frozen=("DataDependent (2)",), gates={"1.0": "frozen by DataDependent (2)"})
 def untraceable() -> nn.Module:
     """A submodule with a data-dependent branch becomes a leaf."""
     return nn.Sequential(cbr(3, 6), cbr(6, 6), DataDependent(6), cbr(6, 6), nn.Conv2d(6, 4, 1))
 
 
-@net()
+@net(gates={"fc": 8})
 class channels_last_detour(nn.Module):
     """Permute, linear with a norm, permute back; movedim and a matmul with a parameter."""
 
@@ -189,7 +192,7 @@ class channels_last_detour(nn.Module):
         return self.head(y.movedim(-1, 1))
 
 
-@net()
+@net(frozen=("torch.conv2d",), gates={"b.0": "frozen by torch.conv2d"})
 class dynamic_filter(nn.Module):
     """The kernel is computed from the input (CondConv with one expert mixture per batch would need groups=b)."""
 
@@ -220,7 +223,7 @@ class unfolded(nn.Module):
         return self.head((self.kernel @ patches).view(x.shape[0], 5, x.shape[2], x.shape[3]))
 
 
-@net()
+@net(gates={"mlp.0": 12, "mlp.2": 8})
 class tokens(nn.Module):
     """A hybrid: convolutional stem, tokens, an MLP mixer over channels, a class token."""
 
@@ -237,7 +240,7 @@ class tokens(nn.Module):
         return self.fc(x[:, 0] + x.mean(1))
 
 
-@net()
+@net(gates={"b_conv_transpose2d": 6, "a_conv_transpose2d_1": OUTPUT})
 class tied_autoencoder(nn.Module):
     """The decoder is the encoder's weight, the other way around."""
 
@@ -251,7 +254,7 @@ class tied_autoencoder(nn.Module):
         return F.conv_transpose2d(x, self.a.weight, padding=1)
 
 
-@net()
+@net(gates={"a_conv2d": DEPTHWISE, "b_conv2d_2": 6, "b_conv2d_3": 6})
 class borrowed_kernels(nn.Module):
     """Functional convolutions whose kernels are made from another layer's weight, before and after its own call."""
 

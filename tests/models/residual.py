@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.gates import OUTPUT, SCALES
 from tests.models.case import cb, cbr, net
 
 
@@ -53,7 +54,7 @@ class preactivation(nn.Module):
         return self.fc(F.relu(self.norm(self.body(self.stem(x)))).mean((2, 3)))
 
 
-@net()
+@net(gates={"c": OUTPUT})
 class inplace_residual(nn.Module):
     """relu_ changes x, which is read again."""
 
@@ -151,7 +152,7 @@ class where_mask(nn.Module):
         return self.head(b + 0.25)
 
 
-@net()
+@net(gates={"b.0": SCALES})
 class gated_tanh(nn.Module):
     """WaveNet's sigmoid * tanh."""
 

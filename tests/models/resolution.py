@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.gates import DEPTHWISE, OUTPUT
 from tests.models.case import cb, cbr, net
 
 
-@net()
+@net(gates={"last": OUTPUT})
 class pixel_shuffle(nn.Module):
     """Super-resolution with a global skip."""
 
@@ -35,7 +36,7 @@ class pixel_shuffle(nn.Module):
         return self.last(y) + F.interpolate(x, scale_factor=4, mode="bilinear")
 
 
-@net((2, 3, 8, 12))
+@net((2, 3, 8, 12), gates={"head": 4})
 class pixel_unshuffle(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class pixel_unshuffle(nn.Module):
         return F.pixel_shuffle(self.head(self.c(F.pixel_unshuffle(x, 2))), 2)
 
 
-@net((2, 3, 8, 12))
+@net((2, 3, 8, 12), gates={"c": OUTPUT})
 class focus(nn.Module):
     """Space to depth by strided slices (YOLOv5), patch merging by reshape (Swin)."""
 
@@ -77,7 +78,7 @@ class unpool(nn.Module):
         return self.head(self.c(self.unpool(self.b(x), indices)))
 
 
-@net()
+@net(gates={"blur6": DEPTHWISE, "blur": DEPTHWISE})
 class blur_pool(nn.Module):
     """F.conv2d on a buffer, depthwise, with reflection padding."""
 

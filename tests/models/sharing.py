@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.gates import OUTPUT
 from tests.models.case import cbr, net
 
 
-@net()
+@net(gates={"tower.1": OUTPUT, "score": OUTPUT})
 class fpn(nn.Module):
     """One module called three times, a dict of outputs."""
 
@@ -86,7 +87,7 @@ class recurrent(nn.Module):
         return self.head(self.norm(self.plain(x)) + self.plain(torch.sigmoid(x)))
 
 
-@net()
+@net(gates={"conv2d": 8, "conv2d_1": 8})
 class shared_weight(nn.Module):
     """One parameter, two dilations (TridentNet)."""
 
@@ -128,7 +129,7 @@ class StandardisedConv(nn.Conv2d):
         return F.conv2d(x, (w - mean) / (std + 1e-5), self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-@net()
+@net(gates={"3": 4})
 def weight_standardised() -> nn.Module:
     return nn.Sequential(
         StandardisedConv(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), StandardisedConv(6, 8, 3, padding=1),

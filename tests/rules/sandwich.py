@@ -10,6 +10,7 @@ from torch import nn
 
 import fxprune
 from tests.exactness import check_export, random_gates, random_masks
+from tests.gates import Gates, check_gates
 from tests.models import randomise
 
 Form = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]  # the net, and what two convolutions computed
@@ -48,11 +49,12 @@ def sandwich(op: Form) -> nn.Module:
     return model
 
 
-def check_op(op: Form, *, counted: bool = True) -> None:
-    """Exact at all batch sizes, and at all sizes that the model takes."""
+def check_op(op: Form, *, counted: bool = True, frozen: tuple[str, ...] = (), gates: Gates | None = None) -> None:
+    """Exact at all batch sizes, and at all sizes that the model takes; freezes and gates are as declared."""
     model = sandwich(op)
     examples = [(torch.randn(batch, 3, 8, 10, dtype=torch.float64),) for batch in (2, 3)]
     wrapped = fxprune.wrap(model, 1 / 2, example_inputs=examples[0])
+    check_gates(model, wrapped.analysis, frozen, gates)
     for size in ((8, 10), (10, 12), (11, 13), (6, 8)):
         other = torch.randn(2, 3, *size, dtype=torch.float64)
         try:

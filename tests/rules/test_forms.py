@@ -11,6 +11,7 @@ from torch import nn
 
 import fxprune
 from tests.exactness import random_masks
+from tests.gates import DEPTHWISE, OUTPUT, Gates, check_gates
 from tests.rules.sandwich import Form, check_op, sandwich
 
 FORMS: dict[str, Form] = {
@@ -66,11 +67,20 @@ FORMS: dict[str, Form] = {
 
 
 NO_LAYERS = ("a conditional bias", "padding from a size")  # calls of conv2d that are none, and count for nothing
+NORMS = ("torch.nn.functional.layer_norm", "torch.nn.functional.instance_norm")
+GATES: dict[str, Gates] = {  # see tests/gates.py
+    "a group norm without parameters, twice": {"a": 2, "b": 2},
+    "a conditional norm": {"a": f"frozen by {NORMS[0]}", "b": f"frozen by {NORMS[0]}"},
+    "a conditional bias": {"a": "frozen by torch.conv2d", "b": "frozen by torch.conv2d"},
+    "a blur": {"scale": DEPTHWISE},
+    "padding from a size": {"a": "frozen by torch.conv2d"},
+}
+FROZEN: dict[str, tuple[str, ...]] = {"a conditional norm": NORMS} | dict.fromkeys(NO_LAYERS, ("torch.conv2d",))
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_form(name: str) -> None:
-    check_op(FORMS[name], counted=name not in NO_LAYERS)
+    check_op(FORMS[name], counted=name not in NO_LAYERS, frozen=FROZEN.get(name, ()), gates=GATES.get(name))
 
 
 def test_what_comes_out_is_not_pruned() -> None:
@@ -90,6 +100,7 @@ def test_what_comes_out_is_not_pruned() -> None:
 def test_alpha_dropout_of_dead_channels_is_dead() -> None:
     net = sandwich(lambda n, x, y: F.alpha_dropout(x, 0.5, True)).train()
     wrapped = fxprune.wrap(net, 1 / 2, example_inputs=torch.randn(2, 3, 8, 10, dtype=torch.float64))
+    check_gates(net, wrapped.analysis)
     wrapped.set_masks({"a": torch.tensor([True, False] * 4)})
     seen: list[torch.Tensor] = []
     wrapped.get_submodule("c").register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -106,7 +117,7 @@ def test_a_constant_of_many_uses_is_computed_once() -> None:
             weight = weight - 0.01 * weight @ weight.T @ weight
         return F.conv2d(x, (weight.T @ weight)[..., None, None]) + y
 
-    check_op(orthogonal)
+    check_op(orthogonal, gates={"c_conv2d": 8})
 
 
 @pytest.mark.parametrize("noise", ["batch", "sample"])
@@ -120,7 +131,9 @@ def test_samples_that_do_not_lie_on_the_first_axis(noise: str) -> None:
             y = self.a(x).unflatten(2, (2, -1)).permute(0, 2, 3, 4, 1).flatten(0, 1)  # two windows of each sample
             return self.head(self.b(y)).mean((1, 2))
 
-    wrapped = fxprune.wrap(Windows(), 1 / 2, example_inputs=torch.zeros(2, 3, 4, 4), noise=noise).train()
+    model = Windows()
+    wrapped = fxprune.wrap(model, 1 / 2, example_inputs=torch.zeros(2, 3, 4, 4), noise=noise).train()
+    check_gates(model, wrapped.analysis, gates={"b": 8, "head": OUTPUT})
     assert wrapped(torch.randn(3, 3, 4, 4)).shape == (6, 2)
     wrapped.set_masks(random_masks(wrapped, 0.5, torch.Generator().manual_seed(0)))
     assert fxprune.export(wrapped).report.error < 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxprune
-from fxprune.errors import RuleError
+from fxprune.core import Trace
+from fxprune.errors import ModelError, RuleError
+from fxprune.passes.analysis import analyse
+from fxprune.passes.channels import relate
+from fxprune.passes.gates import place_gates
 from fxprune.rules import RULES, Flow, Op, find_rule, rule
+from fxprune.rules.registry import Rule
 from fxprune.tracing import example_arguments, trace
 from fxprune.tracing.recorded import AutogradFunction
 from tests.exactness import check_export, random_masks
+from tests.gates import OUTPUT, Gates, check_gates
 from tests.rules.sandwich import check_op, sandwich
 
 
@@ -122,10 +129,22 @@ CASES: dict[str, Callable[..., Any]] = {
     "sizes": lambda n, x, y: x.reshape(x.size(0), x.shape[1], -1).mean(2, keepdim=True)[..., None] + y / y.numel(),
 }  # fmt: skip
 
+GATES: dict[str, Gates] = {  # see tests/gates.py
+    "linear": {"linear": 8},
+    "glu": {"a": 4, "b": 4},
+    "group_norm": {"a": 4},
+    "unpool": {"a": "frozen by torch.nn.functional.max_pool2d_with_indices"},
+    "index_add_twice": {"a": "frozen by Tensor.index_add", "b": "frozen by Tensor.index_add"},
+}
+FROZEN: dict[str, tuple[str, ...]] = {
+    "unpool": ("torch.nn.functional.max_pool2d_with_indices",),
+    "index_add_twice": ("Tensor.index_add",),  # more than one add to a channel
+}
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_rule(name: str) -> None:
-    check_op(CASES[name])
+    check_op(CASES[name], frozen=FROZEN.get(name, ()), gates=GATES.get(name))
 
 
 class Collection(nn.Module):
@@ -165,6 +184,7 @@ def test_inputs_that_hold_tensors(name: str) -> None:
     forward, example = COLLECTIONS[name]
     model, inputs = Collection(forward).double().eval(), example()
     wrapped = fxprune.wrap(model, 1 / 2, example_inputs=inputs)
+    check_gates(model, wrapped.analysis)
     wrapped.set_masks({"a": torch.tensor([True, False] * 4), "b": torch.tensor([True, True, False] * 2)})
     slim = fxprune.export(wrapped)
     args, kwargs = example_arguments(inputs)
@@ -174,7 +194,7 @@ def test_inputs_that_hold_tensors(name: str) -> None:
 def test_custom_autograd_functions_keep_their_backward() -> None:
     net = sandwich(lambda n, x, y: Swish.apply(x) + Shifted.apply(y, 0.5))
     wrapped = fxprune.wrap(net, 1 / 2, example_inputs=given())
-    assert set(wrapped.gates) == {"a", "b", "c"}
+    check_gates(net, wrapped.analysis)
     wrapped.set_masks(random_masks(wrapped, 0.5, torch.Generator().manual_seed(0)))
     slim, x = fxprune.export(wrapped), given(3).requires_grad_()
     torch.testing.assert_close(slim(x), wrapped(x))
@@ -185,28 +205,54 @@ def test_custom_autograd_functions_keep_their_backward() -> None:
 def test_data_parallel_is_looked_into() -> None:
     model = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1))).double().eval()
     wrapped = fxprune.wrap(model, 1 / 2, example_inputs=given())
+    check_gates(model, wrapped.analysis, gates={"module.2": OUTPUT})
     wrapped.set_masks({"module.0": torch.tensor([True, False] * 4)})
     check_export(wrapped, [(given(3),)])
 
 
 def test_a_random_order_of_channels_freezes_them() -> None:
-    wrapped = fxprune.wrap(sandwich(lambda n, x, y: x[:, torch.randperm(8)] + y), 1 / 2, example_inputs=given())
-    assert set(wrapped.gates) == {"b", "c"}
+    net = sandwich(lambda n, x, y: x[:, torch.randperm(8)] + y)
+    wrapped = fxprune.wrap(net, 1 / 2, example_inputs=given())
+    frozen = "_operator.getitem"
+    check_gates(net, wrapped.analysis, (frozen,), {"a": f"frozen by {frozen}"})
     slim, x = fxprune.export(wrapped), given()
     assert not torch.equal(slim(x), slim(x))
 
 
-def test_every_rule_has_a_case() -> None:
-    used = set()
-    for op in CASES.values():
-        traced = trace(sandwich(op), torch.randn(2, 3, 8, 10, dtype=torch.float64))
-        for node in traced.graph.nodes:
+def _rules_of(traced: Trace) -> list[Rule]:
+    """Those of the ops of a model, each once."""
+    found = []
+    for node in traced.graph.nodes:
+        if node.op.startswith("call"):
             module = traced.root.get_submodule(node.target) if node.op == "call_module" else None
-            found = find_rule(node, module) if node.op.startswith("call") else None
-            used.add(id(found))
+            found.append(find_rule(node, module))
+    return list({id(made): made for made in found if made is not None}.values())
+
+
+def test_every_rule_has_a_case() -> None:
+    used = {id(made) for op in CASES.values() for made in _rules_of(trace(sandwich(op), given()))}
     used.add(id(RULES[AutogradFunction]))  # which has a test of its own
     missing = sorted({made.relate.__name__ for made in RULES.values() if id(made) not in used})
     assert not missing, f"rules without a numeric test: {missing}"
+
+
+def test_a_rule_that_freezes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutation of each rule: what the cases declare of freezes and gates is not true any more."""
+    rules, noticed = {}, set()
+    for name, op in CASES.items():
+        net = sandwich(op)
+        analysis = analyse(net, (given(),))
+        for made in _rules_of(analysis.channels.trace):
+            rules[id(made)] = made.relate.__name__
+            with monkeypatch.context() as patch:
+                patch.setattr(made, "relate", lambda op: None)
+                channels = relate(analysis.channels.trace)
+            try:
+                changed = replace(analysis, channels=channels, layers=place_gates(channels))
+                check_gates(net, changed, FROZEN.get(name, ()), GATES.get(name))
+            except (AssertionError, ModelError):  # the latter where no layer is left
+                noticed.add(id(made))
+    assert [rules[key] for key in rules if key not in noticed] == ["size"]  # which makes no tensor
 
 
 def test_two_rules_for_one_op_are_refused() -> None:
