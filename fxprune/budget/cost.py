@@ -15,7 +15,7 @@ import torch
 from fxprune.budget.exact import Bools, Counter, Logic
 from fxprune.budget.latency import Latency
 from fxprune.core import Channels, Mixer
-from fxprune.ids import IdTable
+from fxprune.ids import FIXED, ONE, IdTable
 
 METRICS = ("volume", "flops", "params")  # that are counted
 LATENCY = "latency"  # is measured
@@ -56,7 +56,7 @@ class CostModel:
         leaves = channels.trace.leaves  # counted, never pruned
         self.fixed = tuple(sum(getattr(leaf, metric) for leaf in leaves) for metric in METRICS)
         self.fixed_params = fixed_params - self.fixed[2]
-        roots = np.unique(np.concatenate([*channels.outputs, *(f.ids for f in channels.freezes)]))
+        roots = np.unique(np.concatenate([[ONE, FIXED], *channels.outputs, *(f.ids for f in channels.freezes)]))
         self.roots = torch.from_numpy(roots)
         self.logic, self.counter = Logic(channels.table, roots), Counter(channels)
         layers: dict[str, list[Mixer]] = {}

@@ -142,13 +142,13 @@ class _Search:
         return [requirement for requirement in wanted if self.costs.meet(requirement)]
 
     def guarded(self, wanted: list[Requirement], known: dict[str, list[int]]) -> dict[str, list[int]]:
-        """Layer -> gate variables on the cheapest ways; those of ``known`` layers are there already."""
+        """Layer -> gate variables on the cheapest ways, beside those of ``known`` layers."""
         guarded = {name: list(variables) for name, variables in known.items()}
         for requirement in wanted:
             for variable in self.costs.way(requirement):
                 self.keeps.setdefault(variable, requirement.what)
                 own = guarded.setdefault(self.owner[variable], [])
-                if variable not in own and self.owner[variable] not in known:
+                if variable not in own:
                     own.append(variable)
         for name in self._suspects([name for name in guarded if name not in known], list(guarded), wanted):
             without = [other for other in guarded if other != name]
