@@ -20,8 +20,9 @@ Made = TypeVar("Made", bound="type[Method]")
 class Method:
     """One object for one wrapped network and one training run.
 
-    A loop calls ``advance`` before the first step and after every step, adds ``penalty`` to the loss, and calls
-    ``decide`` at the end. A method of your own overrides what it needs, and is registered by a name:
+    A loop gives its optimizer the ``parameter_groups``, calls ``advance`` before the first step and after every step,
+    adds ``penalty`` to the loss, and calls ``decide`` at the end. A method of your own overrides what it needs, and is
+    registered by a name:
 
     >>> import fxprune
     >>> from fxprune.methods import Method, register
@@ -47,6 +48,11 @@ class Method:
             raise OptionError("the masks of this network are fixed already", fix="wrap the model anew")
         self.net = net
         net.set_law(self.law)
+
+    def parameter_groups(self, steps: int) -> list[dict[str, Any]]:
+        """What the optimizer moves in a training of so many steps: the weights; and gates, if they are left to it."""
+        weights, _ = self.net.parameter_groups()
+        return [weights]
 
     def advance(self, progress: float) -> None:
         """Training is at ``progress``, from 0 to 1; the gradients of the last step are still there."""
