@@ -11,7 +11,7 @@ from fxprune.errors import check_choice, check_number, check_switch
 STARTS = ("open", "random")
 INTERVALS = ("sliding", "fixed")
 UNIFORM = 0.01  # the paper's start: log_alpha is drawn between 0 and this
-TRAVEL = 25.0  # how far Adam moves a gate at most, by default, from progress 0 to 1: its range is 7 wide
+FASTEST, TRAVEL = 0.01, 25.0  # rate of gates that an optimizer moves, at most; and times steps: their range is 7 wide
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Steering:
     ceiling: float = CEILING  # of the barrier, and of price x barrier
     own_steps: bool = True  # gates take steps that are measured in progress, not in learning rates
     speed: float = 50.0  # how far a gate can travel by them from progress 0 to 1
-    rate: float | None = None  # of gates that the optimizer moves; by default what lets Adam move them by TRAVEL
+    rate: float | None = None  # of gates that the optimizer moves; by default what suits Adam (gate_rate)
     closes: bool = True  # gates at once, where the cost is over the budget
     slack: float = 1.01  # times the budget: above it those go that are about to close anyway
     most: float = 1.03  # times the budget: above it the lowest go
@@ -47,6 +47,19 @@ class Steering:
         for name, (least, most) in RANGES.items():
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check_number(name, getattr(self, name), least, most))
+
+
+def gate_rate(steps: int) -> float:
+    """For gates that Adam moves, by about as much in every step.
+
+    In a long run a gate can cross its range several times. In a short one there is no time for that: steps must stay
+    small beside the distance to the threshold (1.6), since all gates that the budget presses on arrive together if
+    the data has had no time to part them, and Adam needs ten steps to stop.
+
+    >>> gate_rate(60_000) * 60_000, gate_rate(100)
+    (25.0, 0.01)
+    """
+    return min(FASTEST, TRAVEL / max(steps, 1))
 
 
 RANGES = {

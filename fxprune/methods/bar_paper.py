@@ -14,7 +14,7 @@ import torch
 from fxprune.budget.barrier import barrier, fixed_end, sizes, smallest
 from fxprune.budget.cost import LATENCY
 from fxprune.budget.schedule import HARDNESS, sliding
-from fxprune.budget.steering import STARTS, TRAVEL, UNIFORM
+from fxprune.budget.steering import STARTS, UNIFORM, gate_rate
 from fxprune.errors import check_choice, check_number, check_switch
 from fxprune.layers import CLOSED_AT, probability
 from fxprune.methods.method import Method, check_progress, positive, register
@@ -49,9 +49,9 @@ class BarPaper(Method):
         self.channel = {name: smallest(size) for name, size in zip(names, found[1:], strict=True)}
 
     def parameter_groups(self, steps: int) -> list[dict[str, Any]]:
-        """Beside the weights the gates, which must be able to cross their range whatever the number of steps."""
+        """Beside the weights the gates, at a rate of their own and without weight decay."""
         weights, gates = self.net.parameter_groups()
-        return [weights, {**gates, "lr": TRAVEL / max(steps, 1) if self.rate is None else self.rate}]
+        return [weights, {**gates, "lr": gate_rate(steps) if self.rate is None else self.rate}]
 
     def advance(self, progress: float) -> None:
         self.progress = check_progress(progress)

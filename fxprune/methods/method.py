@@ -49,6 +49,11 @@ class Method:
         self.net = net
         net.set_law(self.law)
 
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Raises a TypeError for options that the method does not have."""
+        inspect.signature(cls).bind(None, **options)
+
     def parameter_groups(self, steps: int) -> list[dict[str, Any]]:
         """What the optimizer moves in a training of so many steps: the weights; and gates, if they are left to it."""
         weights, _ = self.net.parameter_groups()
@@ -96,7 +101,7 @@ def make_method(name: str, net: Wrapped, options: Mapping[str, Any]) -> Method:
     """The method of that name for a network."""
     check_choice("method", name, METHODS)
     try:
-        inspect.signature(METHODS[name]).bind(net, **options)
+        METHODS[name].check_options(options)
     except TypeError as error:
         raise OptionError(
             f"method {name!r} cannot take method_options={options!r}: {error}",
