@@ -179,6 +179,35 @@ def test_rows_from_elsewhere_come_without_teachers(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+def test_random_weights_are_taught_by_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = '[entries."scratch"]\nmethod = "bar"\nstart = "random"\n[entries."labels"]\nmethod = "bar"\n'
+    entries += 'start = "random"\nteacher = "none"\n[run]'
+    Path("config.toml").write_text(CONFIG.replace("[run]", entries))
+    plan, sections = read_plan(Path("config.toml"), "whole")
+    taught, parts = [], parts_of(sections)
+    one(plan, plan.jobs(seeds=[0])[0], parts)
+
+    def capture(model: Any, *args: Any, teacher: Any, **more: Any) -> Any:
+        taught.append((model.state_dict(), teacher))
+        raise InterruptedError
+
+    monkeypatch.setattr("fxprune.compare.work.prune", capture)
+    for name in ("bar", "scratch", "scratch", "labels"):
+        with pytest.raises(InterruptedError):
+            one(plan, plan.jobs([name], seeds=[0])[1], parts)
+    (bar, own), (scratch, teacher), (again, _), (labels, nobody) = taught
+    trained = torch.load("whole/teachers/0.pt", weights_only=True)
+    assert own == "self" and nobody is None
+    assert torch.equal(bar["conv.weight"], trained["conv.weight"])
+    assert torch.equal(teacher.state_dict()["conv.weight"], trained["conv.weight"])
+    assert not torch.equal(scratch["conv.weight"], trained["conv.weight"])
+    assert torch.equal(scratch["conv.weight"], again["conv.weight"])  # a run that goes on has the same ones
+    assert torch.equal(scratch["conv.weight"], labels["conv.weight"])
+    facts = [plan.facts(plan.jobs([name], seeds=[0])[1]) for name in ("bar", "scratch")]
+    assert "start" not in facts[0] and facts[1]["start"] == "random"
+
+
+@pytest.mark.slow
 def test_tools_and_failures(shell: Shell) -> None:
     """Two at once: tools that do what they should, and those that do not; the others go on."""
     entries = {"narrow": "options = { keep = 0.9 }", "untouched": "", "broken": "", "nothing": ""}
