@@ -4,10 +4,10 @@
     python benchmarks/sensitivity.py --setting cifar --data cifar10.npz --out results/sensitivity_cifar
 
 For each of the budgets 1/2 to 1/16 of the volume ten runs, in each of which seven settings are drawn at once,
-uniformly, from an interval around what they are elsewhere: learning rate, weight decay, alpha and T of the distillation, hardness
-of the sigmoid along which the budget slides, gain and margin of the controller. Ten more with nothing drawn, and the
-same ten seeds, tell what chance alone does. ``digits`` are those of scikit-learn, for a ResNet-8 of half the usual
-width; ``cifar`` is the setting of benchmarks/cifar.py, with SGD. One teacher teaches all.
+uniformly, from an interval around what they are elsewhere: learning rate, weight decay, alpha and T of the
+distillation, hardness of the sigmoid along which the budget slides, gain and margin of the controller. Ten more with
+nothing drawn, and the same ten seeds, tell what chance alone does. ``digits`` are those of scikit-learn, for a ResNet-8
+of half the usual width; ``cifar`` is the setting of benchmarks/cifar.py, with SGD. One teacher teaches all.
 
 Each run is a process of one thread, and a row once it is done: a benchmark that was cut off goes on where it was when
 it is started again.
