@@ -182,10 +182,10 @@ def all_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     had = {key_of(row) for row in rows}
     others = [f"{kind},{budget},{seed}" for seed in range(RUNS) for budget in reversed(BUDGETS) for kind in KINDS]
-    for keys in (["teacher,,0"], others):
-        left = [key for key in keys if key not in had][: options.most]
+    left = [key for key in others if key not in had]
+    for keys in ([key for key in ["teacher,,0"] if key not in had], left[: options.most]):
         with ThreadPoolExecutor(options.jobs) as pool:
-            for row in track(pool.map(lambda key: process(options, key), left), "runs", total=len(left)):
+            for row in track(pool.map(lambda key: process(options, key), keys), "runs", total=len(keys)):
                 rows.append(row)
                 with file.open("a") as out:
                     out.write(json.dumps(row) + "\n")
