@@ -14,7 +14,7 @@ def sigmoid(progress: float, hardness: float = HARDNESS) -> float:
     >>> [round(sigmoid(t), 3) for t in (0, 0.25, 0.5, 0.75, 1)]
     [0.0, 0.07, 0.5, 0.93, 1.0]
     >>> [round(sigmoid(t, hardness=5.0), 3) for t in (0, 0.25, 0.5, 0.75, 1)]
-    [0.0, 0.172, 0.5, 0.828, 1.0]
+    [0.0, 0.173, 0.5, 0.827, 1.0]
     """
     shift = 1 / (1 + math.exp(hardness / 2))
     return (1 / (1 + math.exp(-hardness * (progress - 0.5))) - shift) / (1 - 2 * shift)

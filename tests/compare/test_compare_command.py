@@ -19,6 +19,7 @@ import torch
 import fxprune
 from fxprune.commands.compare import parts_of
 from fxprune.commands.compare_config import read_plan
+from fxprune.commands.parts import check_options
 from fxprune.compare.work import one
 from tests.command_line import Shell
 
@@ -379,3 +380,11 @@ def test_an_option_can_have_a_value_per_budget() -> None:
     plan, _ = read_plan(Path("config.toml"), None)
     found = {job.budget: plan.facts(job)["options"] for job in plan.jobs(["lzr"], seeds=[0]) if job.entry == "lzr"}
     assert found == {"1/2": {"strength": 3.0}, "1/4": {"strength": 5.0}}
+
+
+@pytest.mark.parametrize("file", sorted((EXAMPLES.parent / "benchmarks").glob("*.toml")), ids=lambda file: file.stem)
+def test_benchmarks_name_methods_and_options_that_there_are(file: Path) -> None:
+    plan, _ = read_plan(file, None)
+    for entry in plan.entries.values():
+        for budget in entry.budgets if entry.method else ():
+            check_options(str(entry.method), entry.options_at(budget), entry.name)
