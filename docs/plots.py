@@ -20,8 +20,8 @@ mpl.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 from fxprune.budget.barrier import CEILING, barrier  # noqa: E402
-from fxprune.budget.pressure import MARGIN  # noqa: E402
 from fxprune.budget.schedule import SCHEDULES, sliding  # noqa: E402
+from fxprune.budget.steering import Steering  # noqa: E402
 from fxprune.layers import CLOSED_AT, mean_gate, probability  # noqa: E402
 
 INK, BLUE, RED, GREY, GREEN = "#78909c", "#0f8b8d", "#d1495b", "#90a4ae", "#edae49"  # readable on white and on black
@@ -52,10 +52,10 @@ def gates() -> plt.Figure:
 
 def barriers() -> plt.Figure:
     made, axes = figure("What the budget asks for, as b slides", "cost V, as a share of the full cost", "f(V, a, b)")
-    at = np.linspace(0.0, 1.05, 1500)
+    at, margin = np.linspace(0.0, 1.05, 1500), Steering().margin
     for progress, colour in ((0.3, GREY), (0.5, GREEN), (0.7, RED), (1.0, BLUE)):
         b = sliding(1.0, 0.125, progress)
-        axes.plot(at, [barrier(v, (1 - MARGIN) * b, (1 + MARGIN) * b) for v in at], color=colour,
+        axes.plot(at, [barrier(v, (1 - margin) * b, (1 + margin) * b) for v in at], color=colour,
                   label=f"{progress:.1f}: b = {b:.3f}")  # fmt: skip
     axes.set_ylim(0, 6)
     axes.text(0.27, 5.3, f"all end at {CEILING:.0f}", color=INK)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
+from numbers import Real
 from typing import Any
 
 
@@ -75,6 +77,29 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     choices = tuple(known)
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name}={value!r} is unknown", fix=f"write one of {', '.join(map(repr, choices))}")
+
+
+def check_number(name: str, value: Any, least: float, most: float = inf) -> float:
+    """A finite number of that range, its ends included.
+
+    >>> check_number("ahead", 0.04, 0, 1), check_number("gain", 125, 0)
+    (0.04, 125.0)
+    >>> check_number("ahead", 2, 0, 1)
+    Traceback (most recent call last):
+    fxprune.errors.OptionError: ahead=2 is not a number from 0 to 1
+      fix: leave ahead out, or write one of that range
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most or value == inf:
+        wanted = f"from {least:g} to {most:g}" if most < inf else f"from {least:g} on"
+        fix = f"leave {name} out, or write one of that range"
+        raise OptionError(f"{name}={value!r} is not a number {wanted}", fix=fix)
+    return float(value)
+
+
+def check_switch(name: str, value: Any) -> None:
+    """True or False, and nothing that merely counts as such."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={value!r} is neither True nor False", fix=f"write {name}=True, or leave it out")
 
 
 def several(name: str, given: Any, kinds: type | tuple[type, ...]) -> tuple[Any, ...]:

@@ -65,6 +65,7 @@ class Wrapped(fx.GraphModule):
             self._first_forward = self.register_forward_pre_hook(Wrapped._measure, with_kwargs=True)
         self.add_module(PRESSURE, Pressure(self.bank, target, lambda: self.analysis))
         self.bank.noise, self.pressure.schedule = options["noise"], options["schedule"]
+        self.pressure.steering = options.get("steering", self.pressure.steering)
         self.set_law(options.get("law", "hard-concrete"))
         self._progress: float | None = None
         self._reachable = False  # as far as anyone has looked
@@ -310,6 +311,7 @@ class Wrapped(fx.GraphModule):
     def _options(self) -> dict[str, Any]:
         """Those that it was made with, as they are now."""
         return {**self.options, "noise": self.bank.noise, "schedule": self.pressure.schedule,
+                "steering": self.pressure.steering,
                 "law": "hard-concrete" if self.bank.law is None else "gaussian"}  # fmt: skip
 
     def __reduce__(self) -> Any:

@@ -1,15 +1,22 @@
 """The paper's barrier: nothing to pay below a, more and more on the way to b.
 
-There it is infinite, and beyond b undefined; here it stops at ``CEILING``, so that a network that starts at its budget,
+There it is infinite, and beyond b undefined; here it stops at a ceiling, so that a network that starts at its budget,
 or ends up over it, still gets a finite push in the right direction.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+
+from fxprune.budget.cost import CostModel
+
 CEILING = 50.0
+SHARE = 1e-4  # of the full cost: how far below the target the paper's a is
 
 
-def barrier(cost: float, a: float, b: float) -> float:
+def barrier(cost: float, a: float, b: float, ceiling: float = CEILING) -> float:
     """
     >>> [barrier(cost, 90, 110) for cost in (80, 90, 100, 110, 200)]
     [0.0, 0.0, 0.5, 50.0, 50.0]
@@ -17,5 +24,25 @@ def barrier(cost: float, a: float, b: float) -> float:
     if cost <= a:
         return 0.0
     if cost >= b:
-        return CEILING
-    return min((cost - a) ** 2 / ((b - cost) * (b - a)), CEILING)
+        return ceiling
+    return min((cost - a) ** 2 / ((b - cost) * (b - a)), ceiling)
+
+
+def fixed_end(full: float, target: float, channel: float = 0.0) -> float:
+    """The paper's a: just below the target, from the beginning on. Where one channel costs more than the paper's gap
+    the barrier would be a step in the end, which no net can stand on; ``channel`` keeps the gap as wide as that.
+
+    >>> fixed_end(1000, 125), fixed_end(1000, 125, channel=16)
+    (124.9, 109)
+    """
+    return target - max(SHARE * full, channel)
+
+
+def sizes(costs: CostModel, variables: int, metrics: Sequence[str]) -> list[torch.Tensor]:
+    """Per metric, what each gate variable is worth where all others are open: for the volume the areas of its maps."""
+    return costs.slopes(torch.ones(variables, dtype=torch.float64), metrics)
+
+
+def smallest(size: torch.Tensor) -> float:
+    """What the cheapest channel costs; one that costs nothing by itself is no step of the cost."""
+    return float(size[size > 0].min()) if bool((size > 0).any()) else 0.0

@@ -10,6 +10,8 @@ loss. Here λ is found while training:
   optimizer holds them and however long training is, a gate can cross its range several times, and none runs away;
 * what is still over budget is closed at once, if it is about to close anyway; far over it, whoever comes next; and far
   under it gates are opened again.
+
+How much of each, and which of them at all, is a ``Steering``.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fxprune.budget.barrier import CEILING, barrier
+from fxprune.budget.barrier import barrier, fixed_end, sizes, smallest
 from fxprune.budget.cost import Cost, CostModel
 from fxprune.budget.schedule import sliding
+from fxprune.budget.steering import UNIFORM, Steering
 from fxprune.budget.target import Target
 from fxprune.errors import OptionError
 from fxprune.layers import BESIDE, CLOSED_AT, HIGHEST, KEPT_AT, LOWEST, GateBank, probability
@@ -35,14 +38,8 @@ from fxprune.layers import BESIDE, CLOSED_AT, HIGHEST, KEPT_AT, LOWEST, GateBank
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-SPEED = 50.0  # how far a gate can travel from progress 0 to 1
-AHEAD = 0.04  # of progress: where the network is heading
 SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
-MARGIN = 0.1  # of the budget: half the width of the barrier
-FIRST_PRICE, GAIN = 0.3, 125.0
 NEAR = 1.0  # a gate this close to closing may be closed at once
-SLACK, MOST = 1.01, 1.03  # of the budget, before that happens; and before any gate may be closed, the lowest first
-LEAST = 0.8  # of the budget: below it gates are opened again, the highest first
 REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
 MEMORY = 0.008  # of progress: of the gates' momentum, which must be shorter than the look ahead
 BETA_1, BETA_2, BETA_SCALE = 0.9, 0.99, 0.95
@@ -82,7 +79,7 @@ class Pressure(nn.Module):
     def __init__(self, bank: GateBank, target: Target, network: Callable[[], Network]) -> None:
         super().__init__()
         self.network, self.target = network, target
-        self.schedule = "sigmoid"
+        self.schedule, self.steering = "sigmoid", Steering()
         object.__setattr__(self, "bank", bank)  # not a submodule: it has its own place
         start = bank.log_alpha.detach()
         # of the gradient and its square; travel per progress; gradient since the last step, and the budget's part in it
@@ -92,11 +89,20 @@ class Pressure(nn.Module):
         self.register_buffer("weights", start.new_zeros(len(target.limits), start.numel()))
         # progress at the last step and at the last loss, steps, scale of the data loss's gradient, backward passes and
         # how often the push entered them since the last step, a price per limit
-        dials = [0.0] * 6 + [FIRST_PRICE] * len(target.limits)
+        dials = [0.0] * 6 + [self.steering.price] * len(target.limits)
         self.register_buffer("dials", torch.tensor(dials, dtype=torch.float64, device=start.device))
+        self._channels: dict[str, float] = {}  # what the cheapest channel costs, where that was asked for
         self._seen_by: Any = None  # the parameter that has our hook, by a weak reference
 
     bank: GateBank
+
+    @torch.no_grad()
+    def steer(self, steering: Steering) -> None:
+        """Begin with these settings."""
+        self.steering = steering
+        self.dials[6:] = steering.price
+        if steering.start == "random":
+            self.place.copy_(self.bank.log_alpha.uniform_(0, UNIFORM))
 
     # ------------------------------------------------------------ the gates' own steps
 
@@ -107,11 +113,12 @@ class Pressure(nn.Module):
             self._seen_by = weakref.ref(gates)
 
     def _see(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Every backward pass comes by here, also in micro-batches. Nothing is left to clip, or for an optimizer."""
+        """Every backward pass comes by here, also in micro-batches. Nothing is left to clip or, unless the gates are to
+        be moved by it, for an optimizer."""
         with torch.no_grad():
             self.seen.add_(gradient.detach())
             self.dials[4] += 1
-            return torch.zeros_like(gradient)
+            return torch.zeros_like(gradient) if self.steering.own_steps else gradient
 
     @torch.no_grad()
     def step(self, progress: float) -> None:
@@ -122,7 +129,8 @@ class Pressure(nn.Module):
         if passes == 0 or passed <= 0:
             self.dials[0] = progress if passes == 0 or passed < 0 else last
             return
-        gates.copy_(self.place)  # whatever an optimizer did to them
+        if self.steering.own_steps:
+            gates.copy_(self.place)  # whatever an optimizer did to them
         gradient = self._together(self.seen.clone()) / (pushed or 1.0)  # a gradient scaler multiplies both parts
         self.seen.zero_()
         self.dials[0], self.dials[4], self.dials[5] = progress, 0.0, 0.0
@@ -136,7 +144,8 @@ class Pressure(nn.Module):
         self.square.lerp_(gradient.square(), 1 - BETA_2)
         root = (self.square / (1 - BETA_2**steps)).sqrt() + 1e-30
         direction = (self.mean / (1 - beta**steps) / root).clamp(-1, 1)
-        gates.sub_(min(SPEED * passed, NEAR) * direction).clamp_(LOWEST, HIGHEST)
+        if self.steering.own_steps:
+            gates.sub_(min(self.steering.speed * passed, NEAR) * direction).clamp_(LOWEST, HIGHEST)
         self.speed.lerp_((gates - self.place) / passed, 1 - math.exp(-passed / SMOOTH))
         self._correct(progress)
         gates.copy_(torch.where(self.bank.kept(), gates.clamp(min=KEPT_AT), gates))
@@ -155,9 +164,12 @@ class Pressure(nn.Module):
         """Close what is over the budget, open again what is far under it."""
         now = self.bank.log_alpha.detach().double().cpu().numpy()
         budgets = self.budgets(progress)
-        moved = self._closed(now, budgets, SLACK, NEAR)
-        moved = self._closed(moved, budgets, MOST, math.inf)
-        moved = self._opened(moved, budgets)
+        moved = now
+        if self.steering.closes:
+            moved = self._closed(moved, budgets, self.steering.slack, NEAR)
+            moved = self._closed(moved, budgets, self.steering.most, math.inf)
+        if self.steering.opens:
+            moved = self._opened(moved, budgets)
         if moved is not now:
             self.bank.log_alpha.copy_(torch.from_numpy(moved).to(self.bank.log_alpha))
 
@@ -172,15 +184,16 @@ class Pressure(nn.Module):
         return _put(now, which[:count], -BESIDE)
 
     def _opened(self, now: Floats, budgets: list[float]) -> Floats:
-        """As few gates as bring the cost over ``LEAST`` of a budget."""
-        limits = [LEAST * b for b in budgets]
+        """As few gates as bring the cost over the least of a budget that is to be used."""
+        limits = [self.steering.least * b for b in budgets]
         if not self._fits(now, limits):
             return now
         which = np.flatnonzero(now <= CLOSED_AT)
         which = which[np.argsort(-now[which], kind="stable")]
         count = _first(which.size, lambda count: not self._fits(_put(now, which[:count], BESIDE), limits))
         moved = _put(now, which[:count], BESIDE)
-        return moved if self._fits(moved, [SLACK * b for b in budgets]) else now  # a gate may bring a whole block back
+        fits = self._fits(moved, [self.steering.slack * b for b in budgets])
+        return moved if fits else now  # a gate may bring a whole block back
 
     def _fits(self, log_alpha: Floats, limits: list[float]) -> bool:
         return all(cost <= limit for cost, limit in zip(self._cost(log_alpha), limits, strict=True))
@@ -189,8 +202,25 @@ class Pressure(nn.Module):
 
     def budgets(self, progress: float) -> list[float]:
         """The sliding budget b of each limit."""
-        full = self.network().full_cost
-        return [sliding(full[name], share * full[name], progress, self.schedule) for name, share in self.target.limits]
+        full, hardness = self.network().full_cost, self.steering.hardness
+        return [
+            sliding(full[name], share * full[name], progress, self.schedule, hardness)
+            for name, share in self.target.limits
+        ]
+
+    def _interval(self, number: int, b: float) -> tuple[float, float]:
+        """Where the barrier rises: around b, or from just below the target, where the paper has its a, to b."""
+        if self.steering.interval == "sliding":
+            return (1 - self.steering.margin) * b, (1 + self.steering.margin) * b
+        name, share = self.target.limits[number]
+        full = self.network().full_cost[name]
+        return fixed_end(full, share * full, self._channel(name)), b
+
+    def _channel(self, name: str) -> float:
+        if name not in self._channels:
+            (size,) = sizes(self.network().costs, self.place.numel(), [name])
+            self._channels[name] = smallest(size)
+        return self._channels[name]
 
     def _cost(self, log_alpha: Floats) -> list[float]:
         network = self.network()
@@ -206,23 +236,27 @@ class Pressure(nn.Module):
                 fix="write net.bank.log_alpha.requires_grad_(True) after freezing what you meant to freeze",
             )
         self._watch(gates)
+        steering = self.steering
         progress, last, steps, scale, _, _, *prices = self.dials.tolist()
         if steps % REFRESH == 0 or not bool(self.weights.any()):
             self._weigh()
         place = gates.detach()
         p, alive = probability(place), place > CLOSED_AT
-        heading = (place + self.speed * min(AHEAD, 1 - progress)).double().cpu().numpy()
+        heading = (place + self.speed * min(steering.ahead, 1 - progress)).double().cpu().numpy()
         push, total = torch.zeros_like(place), place.new_zeros(())
-        budgets = self.budgets(min(progress + AHEAD, 1.0))
+        budgets = self.budgets(min(progress + steering.ahead, 1.0))
         for number, (cost, b) in enumerate(zip(self._cost(heading), budgets, strict=True)):
             error = min(max((cost - b) / b, -0.5), 0.5)
-            prices[number] = min(max(prices[number] * math.exp(GAIN * error * max(progress - last, 0)), 1e-4), 1e3)
+            rise = math.exp(steering.gain * error * max(progress - last, 0))
+            prices[number] = min(max(prices[number] * rise, 1e-4), 1e3)
             slope = self.weights[number] * p * (1 - p)
             size = float(slope[alive].square().mean().sqrt()) if bool(alive.any()) else 0.0
-            force = min(2 * prices[number] * barrier(cost, (1 - MARGIN) * b, (1 + MARGIN) * b), CEILING)
-            strength = force * scale / size if size > 0 else 0.0
-            push += strength * slope
-            total += strength * (self.weights[number] * p).sum()
+            f = barrier(cost, *self._interval(number, b), steering.ceiling)
+            force = min(2 * prices[number] * f, steering.ceiling)
+            if steering.scaled:
+                force = force * scale / size if size > 0 else 0.0
+            push += force * slope
+            total += force * (self.weights[number] * p).sum()
         self.dials[1] = progress
         self.dials[6:] = torch.tensor(prices, dtype=self.dials.dtype)
         return _Press.apply(gates, push, total, self)  # type: ignore[no-any-return, no-untyped-call]

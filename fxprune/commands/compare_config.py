@@ -13,7 +13,7 @@ from fxprune.commands import config as prune_config
 from fxprune.commands import parts
 from fxprune.commands.config import check_keys, near
 from fxprune.commands.options import parse_budget
-from fxprune.compare.plan import TEACHER, Entry, Plan
+from fxprune.compare.plan import STARTS, TEACHER, Entry, Plan
 from fxprune.errors import OptionError, check_choice
 from fxprune.layers import NOISES
 from fxprune.methods import METHODS
@@ -21,7 +21,7 @@ from fxprune.methods import METHODS
 _DATA: dict[str, Any] = {"target": str, "arguments": dict}
 _EACH = ("budget", "seed", "method", "method_options")  # what entries differ in
 _SHARED = {key: kind for key, kind in prune_config.KEYS["prune"].items() if key not in _EACH}
-_OWN: dict[str, Any] = {"method": str, "tool": str, "budgets": list, "optimizer": dict, "options": dict}
+_OWN: dict[str, Any] = {"method": str, "tool": str, "budgets": list, "optimizer": dict, "options": dict, "start": str}
 KEYS: dict[str, dict[str, Any]] = {
     "model": prune_config.KEYS["model"],
     "data": _DATA,
@@ -138,9 +138,11 @@ def _entry(found: Table, name: str, table: Table, where: str) -> Entry:
     optimizer, options = own.pop("optimizer", found.get("optimizer", {})), own.pop("options", {})
     parameters = inspect.signature(prune).parameters
     defaults = {key: parameters[key].default for key in _DEFAULTS}
+    start = own.pop("start", STARTS[0])
+    check_choice(f"{where} start", start, STARTS)
     settings = {**defaults, **found.get("prune", {}), **own}
     _check_values(settings, where)
-    return Entry(name, method, tool, budgets, settings, optimizer, options)
+    return Entry(name, method, tool, budgets, settings, optimizer, options, start)
 
 
 def _check_values(settings: Table, where: str) -> None:

@@ -78,7 +78,7 @@ def method(name: str) -> str:
 def check_options(name: str, options: dict[str, Any], where: str) -> None:
     """Whether a method knows them, before anything is trained."""
     try:
-        inspect.signature(METHODS[name]).bind(None, **options)
+        METHODS[name].check_options(options)
     except TypeError as error:
         raise OptionError(
             f"{where}: method {name!r}: {error}", fix="look them up in docs/reference/methods.md"

@@ -15,6 +15,7 @@ from fxprune.budget.target import as_share
 from fxprune.errors import OptionError
 
 TEACHER = "teacher"  # the entry of the rows of teachers
+STARTS = (TEACHER, "random")  # whose weights an entry starts from: the seed's teacher's, or those of a new model
 _NOT_SETTINGS = ("checkpoint_minutes", "teacher")  # makes no difference; told as "distilled"
 
 
@@ -29,6 +30,7 @@ class Entry:
     settings: dict[str, Any]  # as fxprune.prune takes them, defaults filled in
     optimizer: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
+    start: str = TEACHER
 
     @property
     def metric(self) -> str:
@@ -149,6 +151,8 @@ class Plan:
             found |= {"data": self.data, "method" if entry.method else "tool": entry.what}
             found |= {"distilled": entry.distilled, "optimizer": entry.optimizer}
             found["options"] = entry.options_at(job.budget)
+            if entry.start != TEACHER:
+                found["start"] = entry.start
         plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
         return plain
 

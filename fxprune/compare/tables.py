@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fxprune.budget.cost import METRICS
+from fxprune.compare.plan import TEACHER
 from fxprune.compare.result import Group, Result, mean, over
 from fxprune.compare.rows import Row
 from fxprune.compare.statistics import Difference
@@ -71,6 +72,7 @@ def _settings(result: Result) -> list[tuple[str, str]]:
         own |= {name: value for name, value in entry.settings.items() if name not in shared}
         own |= {"optimizer": entry.optimizer or "the default, Adam"} if not same else {}
         own |= {"options": entry.options} if entry.options else {}
+        own |= {"start": entry.start} if entry.start != TEACHER else {}
         found.append((f"**{_plain(entry.name)}**", _told(own)))
     found += [("machine", text) for text in result.machines if text]
     return found

@@ -142,11 +142,12 @@ class _Worker:
     # ------------------------------------------------------------ pruned nets
 
     def pruned(self, entry: Entry) -> Row:
+        start = self.net if entry.start == TEACHER else copy.deepcopy(self.net)  # which has random weights, so far
         weights = self.plan.teacher.get("weights")
         self._load(self._file(weights) if weights else teacher_file(self.plan.folder, self.job.seed))
         loaders = self._loaders(self.plan.data)
         example = example_of(Batches(loaders[0], "train").first(), entry.batch_size)
-        slim, report, seconds = (self._by_prune if entry.method else self._by_tool)(entry, loaders, example)
+        slim, report, seconds = (self._by_prune if entry.method else self._by_tool)(entry, start, loaders, example)
         full = self.net.eval()
         inputs = example_arguments(example)
         place = device_of(slim)
@@ -160,6 +161,7 @@ class _Worker:
             "budget": self.job.budget,
             "share": self.job.share,
             "distilled": entry.distilled,
+            **({} if entry.start == TEACHER else {"start": entry.start}),
             **scores,
             "cost": after,
             "full": before,
@@ -200,30 +202,36 @@ class _Worker:
             raise RunError(f"its net cannot be read from {self.folder}: {one_line(error)}") from error
         return self._times(entry, slim, full, example_arguments(example)) | {"machine": measure.machine()}
 
-    def _by_prune(self, entry: Entry, loaders: tuple[Any, ...], example: Any) -> tuple[nn.Module, Row, float]:
+    def _by_prune(
+        self, entry: Entry, start: nn.Module, loaders: tuple[Any, ...], example: Any
+    ) -> tuple[nn.Module, Row, float]:
         if (self.folder / FACTS).exists() and not (self.folder / checkpoint.FILE).exists():
             shutil.rmtree(self.folder)  # a finished run whose row is gone: its checkpoint is, too
             shutil.rmtree(searches(self.folder), ignore_errors=True)
         chosen = {**entry.settings, **self.parts.functions}
         if chosen["teacher"] == "none":
             chosen["teacher"] = None
+        elif start is not self.net:
+            chosen["teacher"] = self.net
         if entry.optimizer:
             chosen["optimizer"] = self.parts.optimizer(entry.optimizer)
         if entry.options:
             chosen["method_options"] = entry.options_at(self.job.budget)
         made = prune(
-            self.net, loaders[0], loaders[1], budget=self.job.share, method=entry.what, seed=self.job.seed,
+            start, loaders[0], loaders[1], budget=self.job.share, method=entry.what, seed=self.job.seed,
             run=self.folder, resume=True, example_inputs=example, **chosen,
         )  # fmt: skip
         return made.slim, made.report, float(made.report["seconds"])
 
-    def _by_tool(self, entry: Entry, loaders: tuple[Any, ...], example: Any) -> tuple[nn.Module, Row, float]:
+    def _by_tool(
+        self, entry: Entry, start: nn.Module, loaders: tuple[Any, ...], example: Any
+    ) -> tuple[nn.Module, Row, float]:
         tool, chosen = self.parts.tool(entry.what), entry.settings
         teacher = copy.deepcopy(self.net).eval().requires_grad_(False) if entry.distilled else None
         seed_all(self.job.seed, "tool")
         begin = time.perf_counter()
         made = tool(
-            copy.deepcopy(self.net), loaders[0], loaders[1], budget=self.job.share, metric=entry.metric,
+            copy.deepcopy(start), loaders[0], loaders[1], budget=self.job.share, metric=entry.metric,
             epochs=tuple(chosen["epochs"]), teacher=teacher, alpha=chosen["alpha"], temperature=chosen["temperature"],
             optimizer=self.parts.optimizer(entry.optimizer) if entry.optimizer else adam,
             seed=self.job.seed, example_inputs=example, **entry.options_at(self.job.budget),

@@ -20,8 +20,9 @@ Made = TypeVar("Made", bound="type[Method]")
 class Method:
     """One object for one wrapped network and one training run.
 
-    A loop calls ``advance`` before the first step and after every step, adds ``penalty`` to the loss, and calls
-    ``decide`` at the end. A method of your own overrides what it needs, and is registered by a name:
+    A loop gives its optimizer the ``parameter_groups``, calls ``advance`` before the first step and after every step,
+    adds ``penalty`` to the loss, and calls ``decide`` at the end. A method of your own overrides what it needs, and is
+    registered by a name:
 
     >>> import fxprune
     >>> from fxprune.methods import Method, register
@@ -47,6 +48,16 @@ class Method:
             raise OptionError("the masks of this network are fixed already", fix="wrap the model anew")
         self.net = net
         net.set_law(self.law)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Raises a TypeError for options that the method does not have."""
+        inspect.signature(cls).bind(None, **options)
+
+    def parameter_groups(self, steps: int) -> list[dict[str, Any]]:
+        """What the optimizer moves in a training of so many steps: the weights; and gates, if they are left to it."""
+        weights, _ = self.net.parameter_groups()
+        return [weights]
 
     def advance(self, progress: float) -> None:
         """Training is at ``progress``, from 0 to 1; the gradients of the last step are still there."""
@@ -90,7 +101,7 @@ def make_method(name: str, net: Wrapped, options: Mapping[str, Any]) -> Method:
     """The method of that name for a network."""
     check_choice("method", name, METHODS)
     try:
-        inspect.signature(METHODS[name]).bind(net, **options)
+        METHODS[name].check_options(options)
     except TypeError as error:
         raise OptionError(
             f"method {name!r} cannot take method_options={options!r}: {error}",

@@ -219,11 +219,9 @@ class _Pruning:
         def cost() -> tuple[float, float]:
             return float(wrapped.cost()[metric]), float(method.allowed()[metric])
 
-        weights, _ = wrapped.parameter_groups()  # the method moves the gates
-        optimizer = self.settings.make_optimizer([weights])
-        self.trainer.run(
-            Phase("prune", wrapped, optimizer, teaching, self.settings.epochs[0], method=method, cost=cost)
-        )
+        epochs = self.settings.epochs[0]
+        optimizer = self.settings.make_optimizer(method.parameter_groups(epochs * len(self.trainer.train)))
+        self.trainer.run(Phase("prune", wrapped, optimizer, teaching, epochs, method=method, cost=cost))
         self.kept["reached"] = float(wrapped.target.used(wrapped.cost(), wrapped.full_cost()))
         method.decide()
         self.kept["statistics"] = reestimate(wrapped, self.trainer.train, self.trainer.device, self.settings.seed)

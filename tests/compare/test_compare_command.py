@@ -19,6 +19,7 @@ import torch
 import fxprune
 from fxprune.commands.compare import parts_of
 from fxprune.commands.compare_config import read_plan
+from fxprune.commands.parts import check_options
 from fxprune.compare.work import one
 from tests.command_line import Shell
 
@@ -176,6 +177,35 @@ def test_rows_from_elsewhere_come_without_teachers(shell: Shell) -> None:
     code, out, _ = shell("--entries", "bar")
     assert code == 0 and "1/2  teacher, seed 0" in out and "2/2  bar, 1/2, seed 0  accuracy" in out
     assert {row["key"] for row in rows()} == {"teacher, seed 0", "bar, 1/2, seed 0", "bar, labels, 1/2, seed 0"}
+
+
+@pytest.mark.slow
+def test_random_weights_are_taught_by_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = '[entries."scratch"]\nmethod = "bar"\nstart = "random"\n[entries."labels"]\nmethod = "bar"\n'
+    entries += 'start = "random"\nteacher = "none"\n[run]'
+    Path("config.toml").write_text(CONFIG.replace("[run]", entries))
+    plan, sections = read_plan(Path("config.toml"), "whole")
+    taught, parts = [], parts_of(sections)
+    one(plan, plan.jobs(seeds=[0])[0], parts)
+
+    def capture(model: Any, *args: Any, teacher: Any, **more: Any) -> Any:
+        taught.append((model.state_dict(), teacher))
+        raise InterruptedError
+
+    monkeypatch.setattr("fxprune.compare.work.prune", capture)
+    for name in ("bar", "scratch", "scratch", "labels"):
+        with pytest.raises(InterruptedError):
+            one(plan, plan.jobs([name], seeds=[0])[1], parts)
+    (bar, own), (scratch, teacher), (again, _), (labels, nobody) = taught
+    trained = torch.load("whole/teachers/0.pt", weights_only=True)
+    assert own == "self" and nobody is None
+    assert torch.equal(bar["conv.weight"], trained["conv.weight"])
+    assert torch.equal(teacher.state_dict()["conv.weight"], trained["conv.weight"])
+    assert not torch.equal(scratch["conv.weight"], trained["conv.weight"])
+    assert torch.equal(scratch["conv.weight"], again["conv.weight"])  # a run that goes on has the same ones
+    assert torch.equal(scratch["conv.weight"], labels["conv.weight"])
+    facts = [plan.facts(plan.jobs([name], seeds=[0])[1]) for name in ("bar", "scratch")]
+    assert "start" not in facts[0] and facts[1]["start"] == "random"
 
 
 @pytest.mark.slow
@@ -350,3 +380,11 @@ def test_an_option_can_have_a_value_per_budget() -> None:
     plan, _ = read_plan(Path("config.toml"), None)
     found = {job.budget: plan.facts(job)["options"] for job in plan.jobs(["lzr"], seeds=[0]) if job.entry == "lzr"}
     assert found == {"1/2": {"strength": 3.0}, "1/4": {"strength": 5.0}}
+
+
+@pytest.mark.parametrize("file", sorted((EXAMPLES.parent / "benchmarks").glob("*.toml")), ids=lambda file: file.stem)
+def test_benchmarks_name_methods_and_options_that_there_are(file: Path) -> None:
+    plan, _ = read_plan(file, None)
+    for entry in plan.entries.values():
+        for budget in entry.budgets if entry.method else ():
+            check_options(str(entry.method), entry.options_at(budget), entry.name)

@@ -20,7 +20,7 @@ from tests.methods.test_moving import Odd, randomise
 from tests.train.small_run import resnet8, small_run
 from tests.train.test_resume import Crash, assert_same, crash, crashing, weights
 
-ALL = ("bar", "lzr", "ib", "morphnet", "random", "wm", "vq", "id")
+ALL = ("bar", "bar-paper", "lzr", "ib", "morphnet", "random", "wm", "vq", "id")
 EXAMPLE = torch.zeros(2, 3, 16, 16)
 
 

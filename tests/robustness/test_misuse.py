@@ -138,7 +138,7 @@ PYTHON: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a temperature of digits": (lambda: prune(temperature=10**400), ("temperature=", "leave temperature out")),
     "epochs of text": (lambda: prune(epochs="111"), ("epochs='111'", "epochs=(80, 40, 10)")),
     "options of a list": (lambda: prune(method_options=["strength"]), ("method_options=['strength']", '{"strength"')),
-    "options of nobody": (lambda: prune(method_options={"speed": 1}), ("'speed'", "docs/reference/methods.md")),
+    "options of nobody": (lambda: prune(method_options={"haste": 1}), ("'haste'", "docs/reference/methods.md")),
     "data of a number": (lambda: prune(train=3), ("train is of type int", "DataLoader")),
     "data without a length": (lambda: prune(train=iter([])), ("how many batches", "__len__")),
     "a batch of three": (lambda: prune(train=[(X, X, X)]), ("a batch of train has 3 parts", "(inputs, target)")),
