@@ -24,8 +24,8 @@ from timing import Task, circumstances, extent, interleaved, median, parser_of
 from torchvision_ops import declare_torchvision_ops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fxprune.passes.analysis import analyse
-from fxprune.tracing import trace
+from fxprune.analysis import analyse
+from fxprune.trace import trace
 
 NAMES = ("resnet18", "resnet50", "resnet152", "densenet121")
 RESULT = Path(__file__).parent / "results" / "analysis_time.json"

@@ -27,7 +27,7 @@ from torchvision_ops import declare_torchvision_ops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxprune
-from fxprune.tracing import trace
+from fxprune.trace import trace
 
 NAMES = ("resnet18", "resnet50", "resnet152", "densenet121")
 RESULT = Path(__file__).parent / "results" / "export_time"

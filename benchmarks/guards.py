@@ -32,9 +32,9 @@ from handwriting import loaders
 from models import resnet8
 
 import fxprune
-from fxprune.layers import GateBank
+from fxprune.analysis import Analysis, analyse
+from fxprune.gated.bank import GateBank
 from fxprune.methods import METHODS
-from fxprune.passes.analysis import Analysis, analyse
 
 RESULT = Path(__file__).parent / "results" / "guards"
 BUDGETS, SEEDS = {"1/16": 1 / 16, "1/32": 1 / 32}, (0, 1, 2)

@@ -46,7 +46,7 @@ import handwriting
 from models import resnet8
 
 import fxprune
-from fxprune.budget.steering import Steering
+from fxprune.gated.pressure import Steering
 
 RESULT = Path(__file__).parent / "results" / "sensitivity"
 RUNS = 10  # per budget

@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fxprune.budget.target import Target
+from fxprune.analysis import Analysis, analyse
+from fxprune.choose.choose import choose
 from fxprune.commands.options import example_of, parse_arguments, parse_inputs
 from fxprune.commands.target import load_model, load_module
+from fxprune.cost.target import Target
 from fxprune.errors import FxPruneError
-from fxprune.passes.analysis import Analysis, analyse
-from fxprune.passes.choose import choose
-from fxprune.passes.dense import regular_blocks
+from fxprune.slim.connectivity import regular_blocks
 
 HERE = Path(__file__).parent
 FACTORS = (2, 4, 8, 16)

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxprune
 from fxprune.errors import FxPruneError, ModelError
-from fxprune.tracing import graph_module, trace
+from fxprune.trace import graph_module, trace
 from zoo_models import Model
 
 Record = dict[str, Any]

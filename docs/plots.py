@@ -19,10 +19,9 @@ sys.path.insert(0, str(ROOT))
 mpl.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-from fxprune.budget.barrier import CEILING, barrier  # noqa: E402
-from fxprune.budget.schedule import SCHEDULES, sliding  # noqa: E402
-from fxprune.budget.steering import Steering  # noqa: E402
-from fxprune.layers import CLOSED_AT, mean_gate, probability  # noqa: E402
+from fxprune.gated.bank import CLOSED_AT, mean_gate, probability  # noqa: E402
+from fxprune.gated.barrier import CEILING, SCHEDULES, barrier, sliding  # noqa: E402
+from fxprune.gated.pressure import Steering  # noqa: E402
 
 INK, BLUE, RED, GREY, GREEN = "#78909c", "#0f8b8d", "#d1495b", "#90a4ae", "#edae49"  # readable on white and on black
 

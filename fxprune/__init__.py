@@ -3,13 +3,13 @@
 >>> import fxprune
 """
 
+from fxprune.analysis.inspection import Inspection
 from fxprune.api import export, inspect, load, prune, save, wrap
-from fxprune.budget.cost import Cost
+from fxprune.cost.model import Cost
 from fxprune.errors import FxPruneError
-from fxprune.inspection import Inspection
-from fxprune.train.cached import CachedTeacher
-from fxprune.train.distillation import distillation_loss
 from fxprune.train.loop import Pruned
+from fxprune.train.loss import distillation_loss
+from fxprune.train.teacher import CachedTeacher
 from fxprune.wrapped import Wrapped
 
 __all__ = [

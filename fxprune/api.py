@@ -13,26 +13,25 @@ from rich.console import Console
 from torch import fx, nn
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
-from fxprune.budget.schedule import SCHEDULES
-from fxprune.budget.target import Share, Target
-from fxprune.emit.folder import read, write
+from fxprune.analysis import analyse, check_data, check_finite, check_model, named_tensors
+from fxprune.analysis.inspection import Inspection, describe
+from fxprune.cost.target import Share, Target
 from fxprune.errors import OptionError, check_choice, several
-from fxprune.inspection import Inspection, describe
-from fxprune.layers import NOISES
-from fxprune.passes.agree import check_agreement
-from fxprune.passes.analysis import analyse, check_data, check_finite, check_model, named_tensors
-from fxprune.passes.fuse import fuse_batch_norms
-from fxprune.passes.garbage import collected_later
-from fxprune.passes.survivors import survivors
-from fxprune.passes.verify import comparing, in_float64
-from fxprune.passes.verify import verify as verify_slim
+from fxprune.gated.bank import NOISES
+from fxprune.gated.barrier import SCHEDULES
+from fxprune.modules import collected_later
 from fxprune.report.page import write_page
-from fxprune.slimming import compile_wrapped, present_ids
-from fxprune.tracing import example_arguments
-from fxprune.train.cached import CachedTeacher
+from fxprune.save.folder import read, write
+from fxprune.slim.agreement import check_agreement
+from fxprune.slim.fuse import fuse_batch_norms
+from fxprune.slim.verify import comparing, in_float64
+from fxprune.slim.verify import verify as verify_slim
+from fxprune.slimming import compile_wrapped, present_ids, survivors
+from fxprune.trace import example_arguments
 from fxprune.train.loop import Pruned, Tools, run_all
 from fxprune.train.search import with_strength
 from fxprune.train.settings import MakeOptimizer, Settings, adam, three
+from fxprune.train.teacher import CachedTeacher
 from fxprune.wrapped import Wrapped
 
 

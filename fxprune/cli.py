@@ -20,8 +20,8 @@ from typing import NoReturn
 from fxprune import __version__
 from fxprune.commands import check, compare, demo, export, inspect, profile, prune, report
 from fxprune.commands.failures import told, where_of
-from fxprune.emit.files import reason
 from fxprune.errors import FxPruneError
+from fxprune.files import reason
 
 COMMANDS = (demo, inspect, prune, report, compare, profile, export, check)
 

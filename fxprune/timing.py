@@ -17,19 +17,18 @@ import torch
 from rich.console import Console
 from torch import distributed, fx
 
-from fxprune.budget.cost import LATENCY
-from fxprune.budget.latency import Latency
-from fxprune.budget.target import Target
+from fxprune.analysis import Analysis
+from fxprune.cost.latency import Latency
+from fxprune.cost.model import LATENCY
+from fxprune.cost.target import Target
 from fxprune.errors import OptionError
 from fxprune.latency import cache
-from fxprune.latency.machine import cache_file, description
 from fxprune.latency.measure import measure, network_key
 from fxprune.latency.process import Timer, own_process
-from fxprune.latency.stopwatch import device_of, example_inputs, usual_ratio
-from fxprune.passes.analysis import Analysis
-from fxprune.passes.compile import compile_slim
-from fxprune.passes.dense import Bools
-from fxprune.tracing.copies import evaluating
+from fxprune.latency.stopwatch import cache_file, description, device_of, example_inputs, usual_ratio
+from fxprune.modules import evaluating
+from fxprune.slim.compile import compile_slim
+from fxprune.slim.connectivity import Bools
 
 if TYPE_CHECKING:
     from fxprune.wrapped import Wrapped

@@ -14,20 +14,18 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from fxprune.budget.cost import Cost
-from fxprune.budget.pressure import Pressure
-from fxprune.budget.target import DEFAULT, Share, Target
+from fxprune.analysis import Analysis, analyse, numbers
+from fxprune.channels.ids import OPEN
+from fxprune.choose.choose import ArrayLike, Bools, check_reachable, choose, per_gate
+from fxprune.cost.model import Cost
+from fxprune.cost.target import DEFAULT, Share, Target
 from fxprune.errors import OptionError, check_choice
-from fxprune.ids import OPEN
-from fxprune.layers import LAWS, GateBank, Gates, Gaussian, gated_norm
-from fxprune.passes.analysis import Analysis, analyse, numbers
-from fxprune.passes.choose import Bools, check_reachable, choose
-from fxprune.passes.insert import BANK, find_sites, insert
-from fxprune.passes.names import check_names, keep_passing, keep_unread
-from fxprune.passes.per_gate import ArrayLike, per_gate
+from fxprune.gated.bank import LAWS, GateBank, Gates, Gaussian, gated_norm
+from fxprune.gated.insert import BANK, check_names, find_sites, insert, keep_passing, keep_unread
+from fxprune.gated.pressure import Pressure
+from fxprune.modules import copy_modes, copy_module, share_tensors
 from fxprune.timing import asks_for_latency, in_time, measure_latency, use_latency
-from fxprune.tracing import real_root
-from fxprune.tracing.copies import copy_modes, copy_module, share_tensors
+from fxprune.trace import real_root
 
 PRESSURE = "fxprune_budget"
 OWN = "fxprune_"  # what a wrapped net has beyond the original starts like this

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxprune.api import export
-from fxprune.budget.cost import Cost
+from fxprune.cost.model import Cost
 from fxprune.wrapped import Wrapped
 from tests.models import leaves
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from fxprune.passes.analysis import Analysis
+from fxprune.analysis import Analysis
 
 OUTPUT, DEPTHWISE, SCALES = "writes a model output", "depthwise", "scales other channels"
 Gates = Mapping[str, "int | str"]  # of a layer: how many it has, or why it has none (as it is told, up to the colon)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from fxprune.analysis import analyse
 from fxprune.count import count
-from fxprune.passes.analysis import analyse
-from tests.emit.artefact_nets import slim_of
 from tests.models import ZOO
+from tests.save.artefact_nets import slim_of
 
 
 @pytest.mark.parametrize("name", ZOO)

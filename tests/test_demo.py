@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 import fxprune
 from fxprune.cli import main
 from fxprune.commands import demo
-from fxprune.demo import DigitNet, digits, loaders
-from fxprune.demo.digits import Digits
+from fxprune.demo import DigitNet, Digits, digits, loaders
 from fxprune.errors import DataError
 
 pytest.importorskip("sklearn")

@@ -18,9 +18,9 @@ from torch import fx, nn
 from torch.export import Dim
 
 import fxprune
-from tests.emit.artefact_nets import hardened, slim_of
 from tests.exactness import TOLERANCE, call, error
 from tests.models import ZOO, randomise
+from tests.save.artefact_nets import hardened, slim_of
 
 NETS = ("resnet", "preactivation", "squeeze_excite", "shufflenet_v2", "unet", "convnext")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compilers warn about themselves

@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from fxprune.api import export, wrap
-from fxprune.layers import apply_mask
+from fxprune.gated.bank import apply_mask
 from fxprune.wrapped import Wrapped
 from tests.exactness import TOLERANCE, call, check_export, error, random_gates, random_masks
 from tests.gates import check_gates

@@ -164,7 +164,7 @@ def test_nothing_but_points() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="ONNX is not installed")
 @pytest.mark.parametrize("name", ["convnext_stages", "tokens_without_convolution", "linear_called_on_map_and_point"])
 def test_onnx_costs_the_same(name: str) -> None:
-    from fxprune.emit.onnx import OnnxNet, to_onnx
+    from fxprune.save.onnx import OnnxNet, to_onnx
 
     model, example, _ = ZOO[name]()
     wrapped = fxprune.wrap(model, 1 / 2, example_inputs=example).harden()

@@ -13,7 +13,7 @@ from torch import nn
 
 import fxprune
 from fxprune.errors import FxPruneError, ModelError, OptionError
-from fxprune.passes.freeze import frozen
+from fxprune.slim.full_width import frozen
 from fxprune.wrapped import Wrapped
 
 IMAGE = torch.zeros(1, 3, 8, 8)

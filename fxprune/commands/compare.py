@@ -15,20 +15,19 @@ from rich.console import Console
 from rich.progress import track
 
 from fxprune.commands.compare_config import read_plan
-from fxprune.commands.config import near
+from fxprune.commands.config import check_options, guarded, loaders, near, network, optimizer, tool
 from fxprune.commands.failures import unprinted
 from fxprune.commands.options import parse_budget
-from fxprune.commands.parts import check_options, guarded, loaders, network, optimizer, tool
 from fxprune.commands.target import find
 from fxprune.compare import rows as kept
 from fxprune.compare.display import Display
 from fxprune.compare.plan import TEACHER, Job, Plan
 from fxprune.compare.pool import Pool, alone, die_with_parent, python
 from fxprune.compare.result import Result
+from fxprune.compare.tables import write_all
 from fxprune.compare.work import Parts, clear, one, row_file, teacher_file, timed_again
-from fxprune.compare.write import write_all
-from fxprune.emit.files import write_atomically
 from fxprune.errors import OptionError, RunError
+from fxprune.files import write_atomically
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

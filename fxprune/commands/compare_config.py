@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fxprune.api import prune
-from fxprune.budget.cost import LATENCY, METRICS
-from fxprune.budget.schedule import SCHEDULES
 from fxprune.commands import config as prune_config
-from fxprune.commands import parts
 from fxprune.commands.config import check_keys, near
 from fxprune.commands.options import parse_budget
 from fxprune.compare.plan import STARTS, TEACHER, Entry, Plan
+from fxprune.cost.model import LATENCY, METRICS
 from fxprune.errors import OptionError, check_choice
-from fxprune.layers import NOISES
+from fxprune.gated.bank import NOISES
+from fxprune.gated.barrier import SCHEDULES
 from fxprune.methods import METHODS
 
 _DATA: dict[str, Any] = {"target": str, "arguments": dict}
@@ -131,7 +130,7 @@ def _entry(found: Table, name: str, table: Table, where: str) -> Entry:
             f"{where} has {'no method and no tool' if method is None else 'a method and a tool'}",
             fix='write method = "bar", or tool = "tools.py:function"',
         )
-    if method is not None and parts.method(method) not in METHODS:
+    if method is not None and prune_config.method(method) not in METHODS:
         raise OptionError(f"{where}: there is no method {method!r}", fix=near(method, METHODS, "methods"))
     given = own.pop("budgets", None)
     budgets = _budgets(found["compare"]["budgets"] if given is None else given, "[compare]" if given is None else where)

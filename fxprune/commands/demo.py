@@ -18,13 +18,13 @@ from fxprune.api import prune
 from fxprune.commands.export import write_files
 from fxprune.commands.options import parse_budget
 from fxprune.demo import DigitNet, loaders
-from fxprune.emit.onnx import installed
 from fxprune.latency.stopwatch import in_turns
 from fxprune.report.page import PAGE
 from fxprune.report.text import human
-from fxprune.run import SLIM, Run
+from fxprune.run.folder import SLIM, Run
+from fxprune.save.onnx import installed
 from fxprune.train.loop import Pruned
-from fxprune.train.randomness import seed_all
+from fxprune.train.reproduce import seed_all
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

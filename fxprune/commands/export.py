@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from fxprune import __version__
-from fxprune.commands.difference import Comparison, compare
+from fxprune.commands.check import Comparison, compare
 from fxprune.commands.failures import unprinted
 from fxprune.commands.options import check_outside, check_writable, writing
-from fxprune.emit.files import write_atomically
-from fxprune.emit.folder import duplicate, write
-from fxprune.emit.onnx import OnnxNet, installed, require, to_onnx
 from fxprune.errors import ExportError, OptionError
-from fxprune.passes.fuse import fuse_batch_norms
-from fxprune.run import SLIM, Run
-from fxprune.tracing import graph_module, trace
+from fxprune.files import write_atomically
+from fxprune.run.folder import SLIM, Run
+from fxprune.save.folder import duplicate, write
+from fxprune.save.onnx import OnnxNet, installed, require, to_onnx
+from fxprune.slim.fuse import fuse_batch_norms
+from fxprune.trace import graph_module, trace
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, RenderableType
 
 import fxprune
+from fxprune.analysis.inspection import Inspection
 from fxprune.commands.failures import unprinted
 from fxprune.commands.options import (
     DTYPES,
@@ -23,16 +24,11 @@ from fxprune.commands.options import (
     writing,
 )  # fmt: skip
 from fxprune.commands.target import load_model, load_module
-from fxprune.emit.files import write_atomically
-from fxprune.inspection import Inspection
-from fxprune.report.data import as_json
-from fxprune.report.notes import Notes, collect
+from fxprune.files import write_atomically
+from fxprune.report.facts import of_inspection
 from fxprune.report.page import render
-from fxprune.report.page_data import of_inspection
-from fxprune.report.summary import foot, head
 from fxprune.report.svg import draw
-from fxprune.report.table import layer_table
-from fxprune.report.tree import layer_tree
+from fxprune.report.terminal import Notes, as_json, collect, foot, head, layer_table, layer_tree
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxprune.budget.target import as_share
-from fxprune.emit.files import as_path, told
+from fxprune.cost.target import as_share
 from fxprune.errors import OptionError
-from fxprune.run import FACTS, HARDENED, NETWORK, SLIM, Run
-from fxprune.train.checkpoint import FILE
+from fxprune.files import as_path, told
+from fxprune.run.checkpoint import FILE
+from fxprune.run.folder import FACTS, HARDENED, NETWORK, SLIM, Run
 from fxprune.train.loop import REPORT
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "bool")}

@@ -16,10 +16,9 @@ from fxprune.commands.failures import unprinted
 from fxprune.commands.options import DTYPES, add_model_options, example_of, parse_arguments, parse_inputs
 from fxprune.commands.target import load_model, load_module
 from fxprune.errors import InputError, OptionError, TargetError
-from fxprune.latency.machine import description
 from fxprune.latency.profile import ROUNDS, profile
-from fxprune.latency.stopwatch import device_of
-from fxprune.report.profile import profile_summary, profile_table
+from fxprune.latency.stopwatch import description, device_of
+from fxprune.report.terminal import profile_summary, profile_table
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

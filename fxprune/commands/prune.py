@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from fxprune.api import prune
-from fxprune.commands.config import read_config
+from fxprune.commands.config import guarded, loaders, method, network, optimizer, read_config
 from fxprune.commands.failures import unprinted
 from fxprune.commands.options import parse_budget
-from fxprune.commands.parts import guarded, loaders, method, network, optimizer
 from fxprune.errors import OptionError
 from fxprune.report.text import percent
 from fxprune.train.loop import Pruned
-from fxprune.train.randomness import seed_all
+from fxprune.train.reproduce import seed_all
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

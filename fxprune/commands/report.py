@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from fxprune import __version__
 from fxprune.commands.options import check_outside, check_writable, writing
-from fxprune.emit.files import write_atomically
+from fxprune.files import write_atomically
+from fxprune.report.facts import of_run
 from fxprune.report.page import PAGE, render
-from fxprune.report.page_data import of_run
-from fxprune.run import Run
+from fxprune.run.folder import Run
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -14,7 +14,7 @@ from fxprune.compare.plan import TEACHER, Plan
 from fxprune.compare.pool import Outcome, Pool
 from fxprune.compare.result import Result, budgets_of, mean
 from fxprune.compare.rows import Row
-from fxprune.train.display import duration
+from fxprune.train.progress import duration
 
 
 class Display:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxprune.budget.cost import METRICS
+from fxprune.cost.model import METRICS
 from fxprune.count import count
-from fxprune.latency.machine import processor
-from fxprune.latency.stopwatch import Inputs, device_of, in_turns, usual_ratio
-from fxprune.passes.verify import noise
+from fxprune.latency.stopwatch import Inputs, device_of, in_turns, processor, usual_ratio
+from fxprune.slim.verify import noise
 
 PAIRS, BATCHES = 30, (1, 32)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fxprune.budget.cost import LATENCY
-from fxprune.budget.target import as_share
+from fxprune.cost.model import LATENCY
+from fxprune.cost.target import as_share
 from fxprune.errors import OptionError
 
 TEACHER = "teacher"  # the entry of the rows of teachers

@@ -19,8 +19,8 @@ import fxprune
 from fxprune.compare.plan import TEACHER, Job
 from fxprune.compare.rows import Row
 from fxprune.compare.work import log_file, row_file
-from fxprune.emit.files import told
 from fxprune.errors import RunError
+from fxprune.files import told
 
 _PATIENCE = 60  # seconds that a run has to save itself after Ctrl-C
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fxprune.compare.plan import TEACHER, Job, Plan
-from fxprune.emit.files import told, write_atomically
-from fxprune.emit.kinds import NOTHING, NUMBER, Table, misfit
 from fxprune.errors import OptionError, RunError
+from fxprune.files import NOTHING, NUMBER, Table, misfit, told, write_atomically
 
 Row = dict[str, Any]
 ROWS, FAILED = "rows.jsonl", "failed.jsonl"

@@ -1,4 +1,4 @@
-"""``compare.md`` and ``compare.csv``: a comparison in words and numbers."""
+"""``compare.md``, ``compare.csv`` and figures: a comparison for people to look at."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from fxprune.budget.cost import METRICS
+from fxprune.compare import rows as kept
+from fxprune.compare.figures import draw
 from fxprune.compare.plan import TEACHER
-from fxprune.compare.result import Group, Result, mean, over
+from fxprune.compare.result import Difference, Group, Result, mean, over
 from fxprune.compare.rows import Row
-from fxprune.compare.statistics import Difference
+from fxprune.cost.model import METRICS
+from fxprune.errors import OptionError
+from fxprune.files import told, write_atomically
 
 _MINUS = "−"
 
@@ -221,3 +225,26 @@ def _own(value: Any) -> Any:
     if isinstance(value, str) and os.path.isabs(value):
         return os.path.basename(value)
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+def write_all(result: Result, folder: Path) -> list[str]:
+    """Tables, figures and, where that is another folder, a copy of the rows; says what it wrote."""
+    if not result.pruned:
+        return ["no pruned net is finished yet: there are no tables"]
+    with told("written", folder, OptionError):
+        return _write(result, folder)
+
+
+def _write(result: Result, folder: Path) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    said, figures = [], []
+    try:
+        figures = draw(result, folder)
+    except ImportError:
+        said = ["no figures: pip install matplotlib"]
+    if folder.resolve() != result.plan.folder.resolve():
+        kept.write(folder / kept.ROWS, result.rows)
+    write_atomically(folder / "compare.csv", as_csv(result.pruned))
+    write_atomically(folder / "compare.md", markdown(result, figures))
+    files = ["compare.md", "compare.csv", *(f"{name}.png, {name}.svg" for name in figures)]
+    return [*said, f"wrote {folder}: {', '.join(files)}"]

@@ -22,24 +22,23 @@ from fxprune.compare import measure
 from fxprune.compare.plan import TEACHER, Entry, Job, Plan
 from fxprune.compare.rows import Row
 from fxprune.count import batch_size
-from fxprune.emit.files import write_atomically
-from fxprune.emit.tensors import load_tensors, one_line
 from fxprune.errors import DataError, RunError, TargetError
+from fxprune.files import load_tensors, one_line, write_atomically
 from fxprune.latency.stopwatch import Inputs, device_of
-from fxprune.run import FACTS, Run
-from fxprune.tracing import example_arguments
-from fxprune.train import checkpoint
+from fxprune.run import checkpoint
+from fxprune.run.folder import FACTS, Run
+from fxprune.run.log import Log
+from fxprune.trace import example_arguments
 from fxprune.train.data import Batches, example_of
-from fxprune.train.display import Display
-from fxprune.train.log import Log
 from fxprune.train.loop import REPORT
+from fxprune.train.loss import Teaching
 from fxprune.train.measure import accuracy, evaluate
 from fxprune.train.phase import Phase, Trainer
-from fxprune.train.randomness import preserved, seed_all
+from fxprune.train.progress import Display
+from fxprune.train.reproduce import preserved, seed_all
 from fxprune.train.search import searches
 from fxprune.train.settings import MakeOptimizer, adam
 from fxprune.train.stop import Stop
-from fxprune.train.teaching import Teaching
 
 RUNS, TEACHERS, NET = "runs", "teachers", "net.pt"
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from torch import fx, nn
 
-from fxprune.core import Channels, Mixer
-from fxprune.ids import Ids, Join
+from fxprune.channels.facts import Channels, Mixer
+from fxprune.channels.ids import Ids, Join
 from fxprune.latency.stopwatch import by_op, example_inputs, in_turns, usual_ratio
-from fxprune.passes.dense import Bools, regular_blocks
 from fxprune.rules import Flow
+from fxprune.slim.connectivity import Bools, regular_blocks
 
 ROUNDS = 15
 WORTH_IT = 0.98  # of the mixed net's time: less of a gain may be noise, and computes more

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fxprune.budget.latency import Latency, Line, Meeting, Table
+from fxprune.cost.latency import Latency, Line, Meeting, Table
 
 PARTS = {"tables": Table, "lines": Line, "meetings": Meeting}
 NUMBERS = ("scale", "rest", "power")

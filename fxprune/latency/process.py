@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from fxprune.latency.stopwatch import Inputs, device_of, in_turns
-from fxprune.passes.lookups import share_lookups
+from fxprune.slim.lookups import share_lookups
 
 KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 Timer = Callable[[Sequence[fx.GraphModule], Inputs, int], list[list[float]]]

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from fxprune.budget.steering import Steering, gate_rate
+from fxprune.gated.pressure import Steering, gate_rate
 from fxprune.methods.method import Method, register
 from fxprune.wrapped import Wrapped
 
 
 @register("bar")
 class Bar(Method):
-    """The budget's side is ``Wrapped.progress`` and ``Wrapped.budget_loss``: see budget/pressure.py. Options are those
+    """The budget's side is ``Wrapped.progress`` and ``Wrapped.budget_loss``: see gated/pressure.py. Options are those
     of ``Steering``."""
 
     def __init__(self, net: Wrapped, **options: Any) -> None:

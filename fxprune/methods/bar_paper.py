@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from fxprune.budget.barrier import barrier, fixed_end, sizes, smallest
-from fxprune.budget.cost import LATENCY
-from fxprune.budget.schedule import HARDNESS, sliding
-from fxprune.budget.steering import STARTS, UNIFORM, gate_rate
+from fxprune.cost.model import LATENCY
 from fxprune.errors import check_choice, check_number, check_switch
-from fxprune.layers import CLOSED_AT, probability
+from fxprune.gated.bank import CLOSED_AT, probability
+from fxprune.gated.barrier import HARDNESS, barrier, fixed_end, sizes, sliding, smallest
+from fxprune.gated.pressure import STARTS, UNIFORM, gate_rate
 from fxprune.methods.method import Method, check_progress, positive, register
 from fxprune.wrapped import Wrapped
 

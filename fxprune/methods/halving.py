@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from fxprune.methods.method import Method, check_progress
-from fxprune.methods.tied import Stream, find_streams
-from fxprune.methods.widths import scaled
+from fxprune.methods.streams import Stream, find_streams, scaled
 from fxprune.wrapped import Wrapped
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fxprune.layers import Gaussian
+from fxprune.gated.bank import Gaussian
 from fxprune.methods.method import register
 from fxprune.methods.penalty import Penalty
 from fxprune.wrapped import Wrapped

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fxprune.layers import HIGHEST, LOWEST, probability
+from fxprune.gated.bank import HIGHEST, LOWEST, probability
 from fxprune.methods.method import register
 from fxprune.methods.penalty import Penalty
 from fxprune.wrapped import Wrapped

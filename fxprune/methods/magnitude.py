@@ -6,7 +6,7 @@ import torch
 
 from fxprune.methods.halving import Halving
 from fxprune.methods.method import register
-from fxprune.methods.tied import Stream, Writer
+from fxprune.methods.streams import Stream, Writer
 
 
 @register("wm")

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from fxprune.methods.method import Method, check_progress, positive, register
-from fxprune.methods.tied import Stream, Writer, find_streams
-from fxprune.methods.widths import scaled
+from fxprune.methods.streams import Stream, Writer, find_streams, scaled
 from fxprune.wrapped import Wrapped
 
 GONE = 0.1  # of the layer's mean at the beginning: a filter below that does not count

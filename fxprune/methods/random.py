@@ -10,7 +10,7 @@ import torch
 from fxprune.errors import OptionError
 from fxprune.methods.halving import Halving
 from fxprune.methods.method import register
-from fxprune.methods.tied import Stream
+from fxprune.methods.streams import Stream
 from fxprune.wrapped import Wrapped
 
 

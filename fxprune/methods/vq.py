@@ -12,9 +12,8 @@ from __future__ import annotations
 import torch
 
 from fxprune.methods.halving import Halving
-from fxprune.methods.merge import merge
 from fxprune.methods.method import register
-from fxprune.methods.tied import Stream, Writer
+from fxprune.methods.streams import Stream, Writer, merge
 
 ROUNDS = 30
 

@@ -9,17 +9,14 @@ from importlib import resources
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from fxprune.emit.files import as_path, write_atomically
-from fxprune.inspection import Inspection
-from fxprune.report import page_tables as tables
+from fxprune.analysis.inspection import Inspection
+from fxprune.files import as_path, write_atomically
+from fxprune.report import parts as tables
 from fxprune.report.blocks import Block
-from fxprune.report.charts import Bar, bars
+from fxprune.report.facts import Facts, ReportData, change, layer_names, of_run
 from fxprune.report.markup import Element, add, also
-from fxprune.report.page_curves import curves
-from fxprune.report.page_data import ReportData, of_run
-from fxprune.report.page_facts import Facts, change, layer_names
 from fxprune.report.page_graph import Graph
-from fxprune.report.page_summary import NAMES, cards, fraction, totals
+from fxprune.report.parts import NAMES, Bar, bars, cards, curves, fraction, totals
 from fxprune.report.text import plural
 
 PAGE = "report.html"

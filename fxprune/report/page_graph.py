@@ -12,10 +12,9 @@ from typing import Any
 
 from fxprune.report import layout
 from fxprune.report.blocks import IN, OUT, Block
+from fxprune.report.facts import Fact, Facts, ReportData
 from fxprune.report.layout import Segment, placed, ranked
 from fxprune.report.markup import Element, add, clean, number
-from fxprune.report.page_data import ReportData
-from fxprune.report.page_facts import Fact, Facts
 
 MANY = 40  # boxes to begin with: what is more is folded into blocks
 GAP = 22.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from fxprune.inspection import Inspection, LayerInfo
+from fxprune.analysis.inspection import Inspection, LayerInfo
 from fxprune.report.layout import Layout, Segment, layered
-from fxprune.report.notes import Notes
+from fxprune.report.terminal import Notes
 from fxprune.report.text import human, percent, plural
-from fxprune.tracing.frames import short_source
+from fxprune.trace.frames import short_source
 
 _CHARACTER = 6.7  # width of one, in the 11 px monospace font
 _MARGIN = 20.0

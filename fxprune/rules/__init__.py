@@ -10,14 +10,13 @@ from fxprune.rules import (
     movement,
     norms,
     reductions,
-    replay,
     sizes,
     spatial,
 )
-from fxprune.rules.emit import same_op
+from fxprune.rules.operands import same_op
 from fxprune.rules.registry import RULES, Flow, NoChannels, Notes, Op, constant_flow, find_rule, rule
 
 __all__ = [
     "RULES", "Flow", "NoChannels", "Notes", "Op", "attention", "constant_flow", "contraction", "custom", "elementwise",
-    "find_rule", "joins", "mixing", "movement", "norms", "reductions", "replay", "rule", "same_op", "sizes", "spatial",
+    "find_rule", "joins", "mixing", "movement", "norms", "reductions", "rule", "same_op", "sizes", "spatial",
 ]  # fmt: skip

@@ -8,8 +8,8 @@ import numpy as np
 import torch.nn.functional as F
 from torch import fx
 
-from fxprune.ids import FIXED
-from fxprune.rules.emit import Piece, Slim, whole_op
+from fxprune.channels.ids import FIXED
+from fxprune.rules.operands import Piece, Slim, whole_op
 from fxprune.rules.registry import Flow, Op, constant_flow, rule
 
 

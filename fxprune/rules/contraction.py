@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from fxprune.ids import Ids
-from fxprune.rules.emit import Piece, Slim, whole_op
+from fxprune.channels.ids import Ids
+from fxprune.rules.operands import Piece, Slim, whole_op
 from fxprune.rules.registry import Flow, NoChannels, Op, rule
 
 _MOST = 1 << 20  # ids of a product: beyond that following them takes longer than anything they would save

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from fxprune.channels.ids import Ids, IdTable
 from fxprune.count import batch_size
 from fxprune.errors import FxPruneError
-from fxprune.ids import Ids, IdTable
 from fxprune.rules.registry import Flow, NoChannels, Notes, Op, find_rule, rule
-from fxprune.tracing import trace
-from fxprune.tracing.recorded import AutogradFunction
-from fxprune.tracing.values import Values
+from fxprune.trace import trace
+from fxprune.trace.torch_private import AutogradFunction
+from fxprune.trace.values import Values
 
 
 class _Context:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fxprune.core import Affine
-from fxprune.ids import FIXED, ZERO, Ids, IdTable, distinct, immortal
-from fxprune.rules.emit import Piece, Slim, per_channel_function, per_channel_module, same_op, whole_op
+from fxprune.channels.facts import Affine
+from fxprune.channels.ids import FIXED, ZERO, Ids, IdTable, distinct, immortal
+from fxprune.rules.operands import Piece, Slim, per_channel_function, per_channel_module, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 

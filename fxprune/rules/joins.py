@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.ids import ZERO, Ids, immortal
+from fxprune.channels.ids import ZERO, Ids, immortal
 from fxprune.rules.elementwise import also_reads, masked_fill, power
-from fxprune.rules.emit import ADD_TO, Piece, Slim, same_op, whole_op
+from fxprune.rules.operands import ADD_TO, Piece, Slim, same_op, whole_op
 from fxprune.rules.registry import Flow, NoChannels, Op, rule, unwritten
 
 

@@ -15,12 +15,12 @@ from torch import fx, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fxprune.core import Mixer
+from fxprune.channels.facts import Mixer
+from fxprune.channels.ids import ZERO, Ids
 from fxprune.count import positions
-from fxprune.ids import ZERO, Ids
 from fxprune.rules.contraction import contract
 from fxprune.rules.elementwise import not_zero
-from fxprune.rules.emit import Piece, Slim, living_only, scaled_by_gate, whole_op
+from fxprune.rules.operands import Piece, Slim, living_only, scaled_by_gate, whole_op
 from fxprune.rules.registry import Flow, Op, rule, same_value
 
 

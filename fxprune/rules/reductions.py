@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fxprune.ids import Ids, IdTable
-from fxprune.rules.emit import Piece, Slim
+from fxprune.channels.ids import Ids, IdTable
 from fxprune.rules.joins import any_of, both
+from fxprune.rules.operands import Piece, Slim
 from fxprune.rules.registry import Flow, Op, name_of, rule
 
 _KEEP = ("sum", "mean", "amax", "amin", "max", "min", "norm", "std", "var", "nansum", "nanmean", "median")

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from fxprune.core import Affine, Mixer
+from fxprune.channels.facts import Affine, Mixer
+from fxprune.channels.ids import ONE, Ids, IdTable, distinct
 from fxprune.errors import RuleError
-from fxprune.ids import ONE, Ids, IdTable, distinct
-from fxprune.tracing.values import Values
+from fxprune.trace.values import Values
 
 if TYPE_CHECKING:
-    from fxprune.rules.slim import Piece, Slim
+    from fxprune.rules.operands import Piece, Slim
 
 
 @dataclass(frozen=True)

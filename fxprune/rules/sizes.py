@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import fx
 
-from fxprune.ids import FIXED, ONE, immortal
-from fxprune.rules.emit import Piece, Slim
+from fxprune.channels.ids import FIXED, ONE, immortal
+from fxprune.rules.operands import Gone, Piece, Slim
 from fxprune.rules.registry import Flow, Op, constant_flow, rule, unwritten
-from fxprune.rules.slim import Gone
 
 _SIZES = ("size", "numel", "nelement", "stride", "element_size", "get_device", "data_ptr")
 
@@ -51,7 +50,7 @@ def like(op: Op) -> Any:
 
 @rule("expand_as")
 def shaped_as(op: Op) -> Flow | None:
-    if not op.node.users:  # an index that scatter_add had, see tracing/inplace.py
+    if not op.node.users:  # an index that scatter_add had, see trace/normal_form.py
         return Flow(np.full((1,) * op.out.ndim, ONE, dtype=np.int64))
     flow, other = op.flow(), op.flow(1, "other")
     op.notes.sized.append((op.node, other.ids.reshape(-1)))

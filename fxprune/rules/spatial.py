@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.ids import ZERO
+from fxprune.channels.ids import ZERO
 from fxprune.rules.elementwise import beside_channels
-from fxprune.rules.emit import Piece, Slim, same_op, whole_op
 from fxprune.rules.joins import both
+from fxprune.rules.operands import Piece, Slim, same_op, whole_op
 from fxprune.rules.registry import Flow, Op, rule, unwritten
 
 

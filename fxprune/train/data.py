@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fxprune.errors import DataError, FxPruneError, OptionError
-from fxprune.train.randomness import seed_all
+from fxprune.train.reproduce import seed_all
 
 _PAIR = "let the loader give (inputs, target); several inputs are a tuple or a dict: ((left, right), target)"
 

@@ -14,31 +14,28 @@ import torch
 from rich.console import Console
 from torch import fx, nn
 
-from fxprune.budget.cost import LATENCY, METRICS
+from fxprune.choose.choose import check_reachable
+from fxprune.cost.model import LATENCY, METRICS
 from fxprune.count import batch_size as count_batch
-from fxprune.emit.files import reason, write_atomically
 from fxprune.errors import OptionError, RunError
+from fxprune.files import reason, write_atomically
 from fxprune.latency.cache import as_json, from_json
 from fxprune.methods import Method, make_method
-from fxprune.passes.choose import check_reachable
-from fxprune.run import STAGES, Run, check_writable
+from fxprune.modules import copy_module
+from fxprune.run.checkpoint import FILE, open_run, unfit
+from fxprune.run.folder import STAGES, Run, check_writable
+from fxprune.run.log import Log
 from fxprune.slimming import present_ids
 from fxprune.timing import use_latency
-from fxprune.tracing.copies import copy_module
-from fxprune.train.cached import CachedTeacher
-from fxprune.train.checkpoint import FILE, unfit
 from fxprune.train.data import Batches, example_of
-from fxprune.train.display import Display
-from fxprune.train.folder import open_run
-from fxprune.train.identity import checksum
-from fxprune.train.log import Log
-from fxprune.train.measure import accuracy
+from fxprune.train.loss import Teaching
+from fxprune.train.measure import accuracy, reestimate
 from fxprune.train.phase import Phase, Trainer
-from fxprune.train.randomness import preserved, seed_all
+from fxprune.train.progress import Display
+from fxprune.train.reproduce import checksum, preserved, seed_all
 from fxprune.train.settings import Settings
-from fxprune.train.statistics import reestimate
 from fxprune.train.stop import Stop
-from fxprune.train.teaching import Teaching
+from fxprune.train.teacher import CachedTeacher
 from fxprune.wrapped import Wrapped
 
 REPORT, SCHEMA = "report.json", "fxprune.prune/1"

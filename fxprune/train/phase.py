@@ -14,11 +14,11 @@ from torch import nn
 
 from fxprune.errors import DataError, TrainingError
 from fxprune.methods import Method
-from fxprune.train.checkpoint import damaged, save, unfit
+from fxprune.run.checkpoint import damaged, save, unfit
+from fxprune.run.log import Log
 from fxprune.train.data import Batch, Batches, explained
-from fxprune.train.display import Display
-from fxprune.train.log import Log
 from fxprune.train.measure import evaluate
+from fxprune.train.progress import Display
 from fxprune.train.stop import Stop
 
 ROWS = 10  # in the log, per epoch

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fxprune.budget.schedule import SCHEDULES
 from fxprune.errors import OptionError, check_choice
-from fxprune.layers import NOISES
+from fxprune.gated.bank import NOISES
+from fxprune.gated.barrier import SCHEDULES
 from fxprune.methods import METHODS
-from fxprune.train.cached import CachedTeacher
-from fxprune.train.teaching import takes_teacher
+from fxprune.train.loss import takes_teacher
+from fxprune.train.teacher import CachedTeacher
 
 TEACHERS = ("self", "train")
 Groups = list[dict[str, Any]]

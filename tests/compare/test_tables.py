@@ -9,10 +9,8 @@ import pytest
 
 from fxprune.compare.figures import draw
 from fxprune.compare.plan import TEACHER, Entry, Job, Plan
-from fxprune.compare.result import Result
-from fxprune.compare.statistics import paired, quantile
-from fxprune.compare.tables import markdown
-from fxprune.compare.write import write_all
+from fxprune.compare.result import Result, paired, quantile
+from fxprune.compare.tables import markdown, write_all
 
 SEEDS = (0, 1, 2)
 FIGURES = ["accuracy", "accuracy-flops", "accuracy-labels", "neurons", "metrics"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fxprune.latency.machine import CACHE
+from fxprune.latency.stopwatch import CACHE
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,10 @@ from torch import nn
 
 import fxprune
 from examples.models import resnet8
-from fxprune.budget.latency import Latency, Line, Meeting, Table, not_negative
+from fxprune.cost.latency import Latency, Line, Meeting, Table, not_negative
 from fxprune.errors import OptionError
-from fxprune.latency import layers, process
+from fxprune.latency import measure as layers
+from fxprune.latency import process
 from fxprune.latency.cache import as_json, from_json
 from fxprune.timing import use_latency
 from fxprune.wrapped import Wrapped

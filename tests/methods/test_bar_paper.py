@@ -12,7 +12,7 @@ from torch import nn
 
 import fxprune
 from fxprune.errors import OptionError
-from fxprune.layers import CLOSED_AT
+from fxprune.gated.bank import CLOSED_AT
 from fxprune.methods import Method, make_method
 from fxprune.wrapped import Wrapped
 from tests.train.small_run import small_run

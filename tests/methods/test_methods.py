@@ -14,7 +14,7 @@ from torch import nn
 import fxprune
 from fxprune.errors import OptionError
 from fxprune.methods import METHODS, Method, make_method, register
-from fxprune.methods.tied import find_streams
+from fxprune.methods.streams import find_streams
 from fxprune.wrapped import Wrapped
 from tests.methods.test_moving import Odd, randomise
 from tests.train.small_run import resnet8, small_run

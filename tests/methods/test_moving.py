@@ -10,7 +10,7 @@ from torch import nn
 
 import fxprune
 from fxprune.methods import make_method
-from fxprune.methods.tied import find_streams
+from fxprune.methods.streams import find_streams
 from tests.models.case import randomise as randomised
 
 

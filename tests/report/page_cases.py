@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxprune.core import Leaf, Specialisation
-from fxprune.inspection import FreezeInfo, Inspection, LayerInfo
-from fxprune.report.page_data import ReportData, Survivor
+from fxprune.analysis.inspection import FreezeInfo, Inspection, LayerInfo
+from fxprune.channels.facts import Leaf, Specialisation
+from fxprune.report.facts import ReportData, Survivor
 
 CHANNELS = 16
 

@@ -12,9 +12,8 @@ import pytest
 from page_cases import CHANNELS, layer, page, residual
 
 from fxprune.report.blocks import Block, block_tree
+from fxprune.report.facts import ReportData, of_inspection, tree_of
 from fxprune.report.page import fraction, groups, render
-from fxprune.report.page_data import ReportData, of_inspection
-from fxprune.report.page_facts import tree_of
 from fxprune.report.page_graph import Graph, opened_first
 
 EVIL = "<script>alert(1)</script>\"'&"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from page_cases import page, residual
 
+from fxprune.report.facts import ReportData, of_inspection
 from fxprune.report.page import render
-from fxprune.report.page_data import ReportData, of_inspection
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import fxprune
+from fxprune.report.facts import of_run
 from fxprune.report.page import render, write_page
-from fxprune.report.page_data import of_run
-from fxprune.run import Run
+from fxprune.run.folder import Run
 from fxprune.train import loop
 from tests.command_line import Shell
 

@@ -15,18 +15,14 @@ from rich.console import Console
 from torch import nn
 
 import fxprune
+from fxprune.analysis.inspection import FreezeInfo, Inspection
+from fxprune.channels.facts import Specialisation
 from fxprune.commands.target import load_model
-from fxprune.core import Specialisation
-from fxprune.emit.files import write_atomically
-from fxprune.inspection import FreezeInfo, Inspection
-from fxprune.report.data import as_json
-from fxprune.report.notes import collect
-from fxprune.report.summary import foot, head
+from fxprune.files import write_atomically
 from fxprune.report.svg import draw
-from fxprune.report.table import layer_table
+from fxprune.report.terminal import as_json, collect, foot, head, layer_table, layer_tree
 from fxprune.report.text import fold_name, lower_bound
-from fxprune.report.tree import layer_tree
-from fxprune.tracing.frames import short_source
+from fxprune.trace.frames import short_source
 
 NETS = Path(__file__).parent / "nets.py"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fxprune.train.checkpoint import load_run
+from fxprune.run.checkpoint import load_run
 from tests.robustness.runs import pruned
 
 

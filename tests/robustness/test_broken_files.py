@@ -20,7 +20,7 @@ from fxprune.cli import main
 from fxprune.compare import rows as kept
 from fxprune.compare.plan import Entry, Job, Plan
 from fxprune.errors import FxPruneError, RunError
-from fxprune.run import Run
+from fxprune.run.folder import Run
 from tests.robustness.runs import X, as_folder, as_loop, net, pruned, told
 
 quick = settings(

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import fxprune
 from fxprune.cli import main
 from fxprune.errors import RunError
-from fxprune.run import Run
+from fxprune.run.folder import Run
 from tests.robustness.runs import X, net, pruned, told
 
 # ------------------------------------------------------------ other people's code

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxprune
-from fxprune.core import Trace
+from fxprune.analysis import analyse
+from fxprune.analysis.gates import place_gates
+from fxprune.analysis.relate import relate
+from fxprune.channels.facts import Trace
 from fxprune.errors import ModelError, RuleError
-from fxprune.passes.analysis import analyse
-from fxprune.passes.channels import relate
-from fxprune.passes.gates import place_gates
 from fxprune.rules import RULES, Flow, Op, find_rule, rule
 from fxprune.rules.registry import Rule
-from fxprune.tracing import example_arguments, trace
-from fxprune.tracing.recorded import AutogradFunction
+from fxprune.trace import example_arguments, trace
+from fxprune.trace.torch_private import AutogradFunction
 from tests.exactness import check_export, random_masks
 from tests.gates import OUTPUT, Gates, check_gates
 from tests.rules.sandwich import check_op, sandwich

@@ -19,10 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fxprune
 from fxprune.errors import DataError, InputError, OptionError, RunError
-from fxprune.run import Run
+from fxprune.run.folder import Run
 from fxprune.train.data import Batch, Batches, example_of
-from fxprune.train.measure import evaluate
-from fxprune.train.statistics import reestimate
+from fxprune.train.measure import evaluate, reestimate
 from tests.train.small_run import loaders, resnet8, small_run
 
 CPU = torch.device("cpu")

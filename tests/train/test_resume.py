@@ -17,7 +17,7 @@ import torch
 
 import fxprune
 from fxprune.errors import RunError, TrainingError
-from fxprune.run import Run
+from fxprune.run.folder import Run
 from tests.train.small_run import STEPS_PER_EPOCH, small_run
 
 COMMAND = [sys.executable, str(Path(__file__).parent / "small_run.py")]

@@ -1,0 +1,200 @@
+"""Everything known about a model before it is touched: the one analysis under wrap, export and inspect."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import fx, nn
+
+from fxprune.analysis.gates import Layer, gate_count, place_gates
+from fxprune.analysis.guards import Guards, find_guards
+from fxprune.analysis.relate import relate
+from fxprune.analysis.streams import layer_graph
+from fxprune.channels.facts import Channels, Trace
+from fxprune.cost.model import Cost, CostModel
+from fxprune.errors import ModelError, OptionError
+from fxprune.trace import trace
+from fxprune.trace.example import trace_without_example
+from fxprune.trace.tracer import has_hooks
+
+_EXPORTED = {
+    overload
+    for rank in "123"
+    for operator in (getattr(torch.ops.aten, f"conv{rank}d"), torch.ops.aten.convolution)
+    for overload in map(operator.__getattr__, operator.overloads())
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Channels, gates, guards and costs of one model."""
+
+    channels: Channels
+    layers: tuple[Layer, ...]
+    guards: Guards
+    costs: CostModel
+
+    @property
+    def variables(self) -> int:
+        return gate_count(self.layers)
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        return layer_graph(self.channels)
+
+    @cached_property
+    def full_cost(self) -> Cost:
+        return self.costs.exact(np.ones(self.variables, dtype=bool))
+
+    @cached_property
+    def smallest(self) -> npt.NDArray[np.bool_]:
+        """The fewest gates that leave a working network."""
+        return self.guards.hold(np.zeros(self.variables, dtype=bool), np.zeros(self.variables))
+
+
+def analyse(
+    model: nn.Module, example: Any, *, ignore: tuple[str, ...] = (), leaf: tuple[str | type, ...] = ()
+) -> Analysis:
+    """Trace ``model`` and find out what can be pruned; without an example everything but the areas is known."""
+    check_model(model)
+    is_leaf = _leaf_test(model, leaf)
+    traced = trace_without_example(model, leaf=is_leaf) if example is None else trace(model, example, leaf=is_leaf)
+    _warn_of_hooks(model, traced)
+    channels = relate(traced)
+    layers = place_gates(channels, ignore)
+    sliced = {mixer.name: mixer for mixer in channels.mixers}
+    counted = sum(mixer.ids.size * (mixer.inputs.shape[1] * mixer.kernel + mixer.bias) for mixer in sliced.values())
+    counted += sum(
+        affine.ids.size * affine.count for affine in {affine.name: affine for affine in channels.affines}.values()
+    )
+    total = sum(parameter.numel() for parameter in model.parameters())
+    costs = CostModel(channels, max(total - counted, 0))
+    return Analysis(channels, layers, find_guards(channels, layers, costs.logic), costs)
+
+
+def _warn_of_hooks(model: nn.Module, traced: Trace) -> None:
+    """Modules that the graph looks into are not called any more, nor are their hooks."""
+    kept = tuple(f"{node.target}." for node in traced.graph.nodes if node.op == "call_module")
+    silent = [
+        name or "the model"
+        for name, module in model.named_modules()
+        if (has_hooks(module) or module._backward_hooks or module._backward_pre_hooks)
+        and not f"{name}.".startswith(kept)
+    ]
+    if silent:
+        warnings.warn(
+            f"hooks of {', '.join(silent)} are not called by the wrapped and the slim net, though what forward hooks "
+            "compute is part of them; register hooks that observe on those nets",
+            stacklevel=4,
+        )
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what cannot be pruned sensibly, before any work is done."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"expected a torch.nn.Module, got {type(model).__name__}",
+            fix=f"pass an instance: {model.__name__}()" if isinstance(model, type)
+            else "pass the model itself, or a function that returns one on the command line",
+        )
+    if torch.is_inference_mode_enabled():
+        raise ModelError(
+            "the model cannot be traced inside torch.inference_mode()",
+            fix="leave inference_mode: a wrapped model is trained; where no gradient is needed use torch.no_grad()",
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("the model is scripted: its Python code is gone", fix="pass the original model")
+    for name, module in model.named_modules():
+        if hasattr(module, "_fxprune_wrapped"):
+            raise ModelError(
+                f"{name or 'the model'} is wrapped already",
+                fix="use it as it is, or its unwrap() to get the original back",
+            )
+        if hasattr(module, "_orig_mod"):
+            raise ModelError(
+                f"{name or 'the model'} is compiled by torch.compile",
+                fix="pass the original model, and compile the slim one that export returns",
+            )
+        if isinstance(module, fx.GraphModule) and any(node.target in _EXPORTED for node in module.graph.nodes):
+            raise ModelError(
+                f"{name or 'the model'} is made of torch's inner operators, as torch.export leaves them",
+                fix="pass the original model, and export the slim one",
+            )
+        if hasattr(module, "_packed_params"):
+            raise ModelError(
+                f"{name or 'the model'} is quantised: its weights cannot be cut any more",
+                fix="wrap the model as it was before that, and quantise the slim one that export returns",
+            )
+    for name, tensor in named_tensors(model):
+        if nn.parameter.is_lazy(tensor):
+            raise ModelError(
+                f"{name} has no shape yet: its layer is a lazy one", fix="run one batch through the model first"
+            )
+    check_finite(model)
+
+
+def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """All parameters and buffers."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def check_data(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse the meta device where numbers are needed."""
+    for name, tensor in tensors:
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name} is on the meta device: there are no numbers to work with",
+                fix="load the weights first: model.to_empty(device=...), then model.load_state_dict(...), then wrap it",
+            )
+
+
+def numbers(tensor: torch.Tensor, name: str) -> npt.NDArray[Any]:
+    """A tensor as an array."""
+    check_data([(name, tensor)])
+    found: npt.NDArray[Any] = tensor.detach().cpu().numpy()
+    return found
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse NaN: nothing can be compared with it. Buffers may be infinite: masks of attention are."""
+    for name, tensor in named_tensors(model):
+        numbers = tensor.is_floating_point() or tensor.is_complex()
+        if numbers and not tensor.is_meta and not _is_fine(tensor.detach(), isinstance(tensor, nn.Parameter)):
+            raise ModelError(
+                f"{name} holds NaN or infinite values",
+                fix="load weights that are finite: a cost or a criterion computed from these would mean nothing",
+            )
+
+
+def _is_fine(tensor: torch.Tensor, finite: bool) -> bool:
+    """A finite sum settles it, ten times faster; a sum may also overflow."""
+    if bool(torch.isfinite(tensor.sum())):
+        return True
+    return bool(torch.isfinite(tensor).all()) if finite else not bool(torch.isnan(tensor).any())
+
+
+def _leaf_test(model: nn.Module, leaf: tuple[str | type, ...]) -> Callable[[str, nn.Module], bool]:
+    def test(path: str, module: nn.Module) -> bool:
+        return any(_leaf_matches(pattern, path, module) for pattern in leaf)
+
+    for pattern in leaf:
+        if not any(_leaf_matches(pattern, name, module) for name, module in model.named_modules()):
+            raise OptionError(
+                f"leaf: {pattern!r} matches no submodule",
+                fix="use a name of model.named_modules(), such as "
+                f"{next((name for name, _ in model.named_modules() if name), '')!r}, a pattern, or in Python a class",
+            )
+    return test
+
+
+def _leaf_matches(pattern: str | type, path: str, module: nn.Module) -> bool:
+    return isinstance(module, pattern) if isinstance(pattern, type) else fnmatchcase(path, pattern)

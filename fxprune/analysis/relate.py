@@ -1,0 +1,145 @@
+"""Run the rules over the graph: which channels exist, where they come from, what joins them, what freezes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.utils._pytree import tree_flatten, tree_map
+
+from fxprune.channels.facts import Channels, Freeze, Mixer, Trace
+from fxprune.channels.ids import FIXED, ONE, Ids, IdTable, immortal
+from fxprune.count import batch_size
+from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
+from fxprune.rules.elementwise import not_zero
+from fxprune.trace.values import Values
+
+
+def relate(trace: Trace) -> Channels:
+    """Follow the channels of a traced model through every op."""
+    table, notes = IdTable(), Notes(Values(trace.root, trace.model, torch.device("cpu")), batch_size(*trace.example))
+    flows: dict[fx.Node, Any] = {}
+    constants: set[fx.Node] = set()
+    freezes: list[Freeze] = []
+    outputs: list[Ids] = []
+    sized: dict[fx.Node, set[fx.Node]] = {}  # number -> the tensors whose sizes it was computed from
+    for node in trace.graph.nodes:
+        if node.op == "placeholder":
+            flows[node] = constant_flow(node.meta["value"])
+        elif node.op == "output":
+            outputs = [flow.ids.reshape(-1) for flow in _flows_of(node, flows)]
+        elif node.op == "get_attr" or (_is_pure(node) and all(n in constants for n in node.all_input_nodes)):
+            constants.add(node)
+        else:
+            read = len(notes.sized)
+            flows[node] = _relate_node(node, trace, table, flows, notes, freezes)
+            sized[node] = {parent for n in node.all_input_nodes for parent in sized.get(n, ())}
+            if len(notes.sized) > read:
+                sized[node] |= {n for n in node.all_input_nodes if isinstance(flows.get(n), Flow)}
+            if isinstance(flows[node], Flow):
+                flows[node] = _also_sized(node, flows, sized.pop(node), table)
+    return Channels(
+        trace=trace,
+        table=table,
+        flows=flows,
+        mixers=_layers(notes.mixers),
+        affines=tuple(notes.affines),
+        anchors=notes.anchors,
+        masks=tuple(notes.masks),
+        freezes=tuple(freezes),
+        opaque=frozenset(notes.opaque),
+        filled=frozenset(notes.filled),
+        sized=tuple(notes.sized),
+        tied=tuple(notes.tied),
+        outputs=tuple(outputs),
+    )
+
+
+def _layers(calls: list[Mixer]) -> tuple[Mixer, ...]:
+    """A linear layer that one of its calls puts on a map is a convolution in all of them."""
+    convs = {call.name for call in calls if call.is_conv}
+    return tuple(replace(call, is_conv=call.name in convs) for call in calls)
+
+
+def _relate_node(
+    node: fx.Node, trace: Trace, table: IdTable, flows: dict[fx.Node, Any], notes: Notes, freezes: list[Freeze]
+) -> Any:
+    inputs = _flows_of(node, flows)
+    if isinstance(node.target, type):  # a dataclass or named tuple of results
+        return tuple(inputs)
+    module = trace.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+    rule = find_rule(node, module)
+    if not inputs:  # sizes and factories: new tensors that no channel reaches
+        return constant_flow(node.meta["value"], FIXED)
+    op = Op(node, module, table, flows, notes)
+    try:
+        answer = rule.relate(op) if rule is not None else None
+    except NoChannels:
+        answer = None
+    if answer is not None or not _has_tensor(node.meta["value"]):
+        if any(not flow.clean for flow in tree_flatten(answer)[0] if isinstance(flow, Flow)):
+            notes.masks.append(node)
+        return tree_map(lambda flow: _masked(flow, op), answer)
+    notes.opaque.add(node)
+    if all(bool(immortal(flow.ids).all()) for flow in inputs):
+        fixed = all(bool((flow.ids == FIXED).all()) for flow in inputs)
+        return constant_flow(node.meta["value"], FIXED if fixed else ONE)
+    why = "no rule for this op" if rule is None else "this use of the op needs every channel"
+    leaf = next((leaf for leaf in trace.leaves if node.op == "call_module" and leaf.path == node.target), None)
+    if leaf is not None:
+        why = f"not looked into: {leaf.reason}"
+    ids = np.unique(np.concatenate([flow.ids.reshape(-1) for flow in inputs]))
+    freezes.append(Freeze(node.name, op_name(node, module), node.meta["source"], why, ids))
+    return constant_flow(node.meta["value"])
+
+
+def _also_sized(node: fx.Node, flows: dict[fx.Node, Any], sources: set[fx.Node], table: IdTable) -> Flow:
+    """An op told the size of another tensor needs that tensor, too: as long as the op lives, something of it must."""
+    flow: Flow = flows[node]
+    own = [flows[n].ids for n in node.all_input_nodes if isinstance(flows.get(n), Flow)]
+    for source in sorted(sources, key=lambda n: n.name):
+        ids = flows[source].ids
+        if bool(immortal(ids).any()) or any(np.array_equal(np.unique(ids), np.unique(held)) for held in own):
+            continue
+        token = table.mix(np.unique(ids)[None], rows=1, owner=node.name)
+        flow = replace(flow, ids=table.all(flow.ids, token.reshape((1,) * flow.ids.ndim)))
+    return flow
+
+
+def _masked(flow: Any, op: Op) -> Any:
+    """What a mask leaves behind. A mask has one entry per channel: positions within a channel live and die together."""
+    if not isinstance(flow, Flow) or flow.clean:
+        return flow
+    ids = not_zero(op, flow.ids)
+    if sum(size > 1 for size in ids.shape) > 1:  # the mask goes along one axis: zeros along the others become numbers
+        op.notes.filled.add(op.node)
+    return replace(flow, ids=op.table.collapse(ids), clean=True)
+
+
+def op_name(node: fx.Node, module: Any = None) -> str:
+    """How a user would call this op."""
+    if module is not None:
+        return f"{type(module).__name__} ({node.target})"
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    target = node.target
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")
+
+
+def _flows_of(node: fx.Node, flows: dict[fx.Node, Any]) -> list[Flow]:
+    found: list[Flow] = []
+    for argument in node.all_input_nodes:
+        found += [leaf for leaf in tree_flatten(flows.get(argument))[0] if isinstance(leaf, Flow)]
+    return found
+
+
+def _has_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(value)[0])
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """A constant tensor: made of parameters and buffers only (a factory without tensor arguments is one too)."""
+    return bool(node.all_input_nodes) and not isinstance(node.meta["value"], type(None))

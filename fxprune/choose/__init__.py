@@ -1,0 +1,1 @@
+"""Who lives, on budget."""

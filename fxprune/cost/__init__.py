@@ -1,0 +1,1 @@
+"""What a network costs: counted, expected, or in time."""

@@ -1,0 +1,144 @@
+"""What a network costs: volume, FLOPs and parameters of its convolutions, counted as the paper counts them.
+
+The same formula serves the exact count (every id 0 or 1) and the differentiable expectation (probabilities).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fxprune.channels.facts import Channels, Mixer
+from fxprune.channels.ids import FIXED, ONE, IdTable
+from fxprune.cost.exact import Bools, Counter, Logic
+from fxprune.cost.latency import Latency
+
+METRICS = ("volume", "flops", "params")  # that are counted
+LATENCY = "latency"  # is measured
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Costs per sample. ``volume``, ``flops`` (2 x multiply-adds) and ``params`` count convolutions, and linear layers
+    that are applied at every position of a map or to every token, which is the same; ``network_flops`` adds the other
+    linear layers, ``network_params`` everything that has parameters; of a pruned network an estimate, which loose
+    parameters and norms over several channels put wrong. ``latency`` is the time in nanoseconds of the example's batch
+    on this machine, by a model of it, where a budget asks for that; else None.
+
+    >>> Cost(volume=1024, flops=2048, params=12, network_flops=2048, network_params=12).volume
+    1024
+    """
+
+    volume: Any
+    flops: Any
+    params: Any
+    network_flops: Any
+    network_params: Any
+    latency: Any = None
+
+    def __getitem__(self, metric: str) -> Any:
+        return getattr(self, metric)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+class CostModel:
+    """The cost of a network as a function of its gates."""
+
+    def __init__(self, channels: Channels, fixed_params: int) -> None:
+        self.table: IdTable = channels.table
+        self.latency: Latency | None = None  # once it has been measured
+        leaves = channels.trace.leaves  # counted, never pruned
+        self.fixed = tuple(sum(getattr(leaf, metric) for leaf in leaves) for metric in METRICS)
+        self.fixed_params = fixed_params - self.fixed[2]
+        roots = np.unique(np.concatenate([[ONE, FIXED], *channels.outputs, *(f.ids for f in channels.freezes)]))
+        self.roots = torch.from_numpy(roots)
+        self.logic, self.counter = Logic(channels.table, roots), Counter(channels)
+        layers: dict[str, list[Mixer]] = {}
+        for mixer in channels.mixers:
+            layers.setdefault(mixer.name, []).append(mixer)
+        self.layers = [
+            (calls, [_index(c.ids) for c in calls], [_index(c.inputs) for c in calls]) for calls in layers.values()
+        ]
+        affines: dict[str, list[torch.Tensor]] = {}
+        counts: dict[str, int] = {}
+        for affine in channels.affines:
+            affines.setdefault(affine.name, []).append(_index(affine.ids))
+            counts[affine.name] = affine.count
+        self.affines = [(counts[name], ids) for name, ids in affines.items()]
+
+    def physical(self, gates: torch.Tensor) -> torch.Tensor:
+        """Per id, how surely the pruned network computes it: alive and needed."""
+        alive = self.table.alive(gates)
+        return alive * self.table.needed(alive, self.roots)
+
+    def expected(self, gates: torch.Tensor) -> Cost:
+        """Costs for gate probabilities, differentiable; for gates of zeros and ones the exact cost."""
+        return self.of_ids(self.physical(gates))
+
+    def slopes(self, gates: torch.Tensor, metrics: Sequence[str]) -> list[torch.Tensor]:
+        """Per metric, what another bit of each gate costs, through everything that hangs on it."""
+        p = gates.detach().clone().requires_grad_()
+        present = self.physical(p)
+        costs = self.of_ids(present).as_dict()
+        if self.latency is not None:
+            costs[LATENCY] = self.latency.smooth(present)
+        return [torch.autograd.grad(costs[name], p, retain_graph=True)[0] for name in metrics]
+
+    def of_ids(self, present: torch.Tensor) -> Cost:
+        """Costs of a network that computes each id with the given probability."""
+        zero = present.new_zeros(())
+        volume, flops, params = (zero + fixed for fixed in self.fixed)
+        other_flops, other_params = zero, zero
+        for calls, ids, inputs in self.layers:
+            rows_of, columns_of = _union([present[i] for i in ids]), _union([present[i] for i in inputs])
+            rows = rows_of.sum()
+            live = 1 - (1 - rows_of).prod(1)  # per group
+            columns = (columns_of.sum(1) * live).amax() if len(live) > 1 else columns_of.sum()
+            weights = rows * columns * calls[0].kernel
+            # A call whose result nobody reads is not made.
+            made = [1 - (1 - present[i]).prod() if len(calls) > 1 else 1 for i in ids]
+            area = sum(call.area * live for call, live in zip(calls, made, strict=True))
+            sites = sum(call.sites * live for call, live in zip(calls, made, strict=True))
+            size = weights + (rows if calls[0].bias else zero)
+            if calls[0].is_conv:
+                volume = volume + rows * area
+                flops = flops + 2 * weights * sites
+                params = params + size
+            else:
+                other_flops = other_flops + 2 * weights * sites
+                other_params = other_params + size
+        for count, ids in self.affines:
+            other_params = other_params + count * _union([present[i] for i in ids]).sum()
+        time = None if self.latency is None else self.latency.expected(present)
+        return Cost(volume, flops, params, flops + other_flops, params + other_params + self.fixed_params, time)
+
+    def exact(self, opened: Bools) -> Cost:
+        """Whole numbers for a mask over the gate variables; an array of them for many masks (variables x masks)."""
+        return self.of_present(self.logic.present(opened if opened.ndim > 1 else opened[:, None]), opened.ndim > 1)
+
+    def of_present(self, present: Bools, many: bool = False) -> Cost:
+        """Whole numbers for exactly these ids."""
+        present = present if many else present.reshape(-1, 1)
+        volume, flops, params, *other = self.counter.count(present)
+        volume, flops, params = volume + self.fixed[0], flops + self.fixed[1], params + self.fixed[2]
+        counts = [volume, flops, params, flops + other[0], params + other[1] + self.fixed_params]
+        if self.latency is not None:
+            counts.append(np.ceil(self.latency.exact(present)).astype(np.int64))
+        return Cost(*(counts if many else (int(count[0]) for count in counts)))
+
+
+def _index(ids: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(ids))
+
+
+def _union(parts: list[torch.Tensor]) -> torch.Tensor:
+    """A layer called several times computes what any of its calls needs."""
+    if len(parts) == 1:
+        return parts[0]
+    return 1 - torch.stack([1 - part for part in parts]).prod(0)

@@ -1,0 +1,141 @@
+"""Files that are whole or not there: written at once, read without running anything of theirs, checked for what they
+should hold."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxprune.errors import FxPruneError, OptionError
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """All of ``data`` or nothing: a temporary file beside ``path`` takes its place when it is complete."""
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "it is there already and is not a regular file", str(path))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        flush(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def file_above(path: Path) -> Path | None:
+    """The file in whose place there would have to be a folder, for ``path`` to be made."""
+    found = next(parent for parent in path.absolute().parents if parent.exists())
+    return None if found.is_dir() else found
+
+
+def flush(file: Path) -> None:
+    """Onto the disk, before a rename makes it count: after a power cut there must not be an empty file of that name."""
+    with file.open("rb+") as opened:
+        os.fsync(opened.fileno())
+
+
+def as_path(given: Any, what: str) -> Path:
+    """What the user calls a path.
+
+    >>> as_path(3, "run")
+    Traceback (most recent call last):
+    fxprune.errors.OptionError: run=3 is no path
+      fix: write run="a/folder"
+    """
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str) or "\0" in os.fspath(given):
+        raise OptionError(f"{what}={given!r} is no path", fix=f'write {what}="a/folder"')
+    return Path(given)
+
+
+@contextmanager
+def told(doing: str, path: Path, kind: type[FxPruneError] = FxPruneError) -> Iterator[None]:
+    """What the system has against a path (no permission, a name too long, a disk that is full) is told as ``kind``."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else path
+        raise kind(
+            f"{path} cannot be {doing}: {reason(error)}", fix=f"look at {where}: its permissions, its disk, its name"
+        ) from error
+
+
+def reason(error: OSError) -> str:
+    """
+    >>> reason(OSError(28, "No space left on device")), reason(OSError("odd"))
+    ('No space left on device', 'odd')
+    """
+    return error.strerror or str(error) or type(error).__name__
+
+
+_ZIP = b"PK\x03\x04"
+
+
+def load_tensors(file: str | os.PathLike[str], *, mapped: bool = False) -> Any:
+    """Tensors, numbers and texts; ``mapped`` leaves tensors on the disk until they are looked at.
+
+    What a damaged file raises is anything: torch documents nothing.
+    """
+    with open(file, "rb") as opened:
+        is_zip = opened.read(len(_ZIP)) == _ZIP  # all but those of very old versions of torch
+    why = damage(file) if is_zip else None
+    if why is not None:
+        raise ValueError(why)
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def damage(file: str | os.PathLike[str]) -> str | None:
+    """What is wrong with the archive. torch.load does not compare checksums: a flipped bit would go unnoticed."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            bad = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, zlib.error, struct.error) as error:
+        return one_line(error)
+    return None if bad is None else f"the checksum of {bad} is wrong"
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, or what it is called if it says nothing."""
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return " ".join(lines[:2])[:200] or type(error).__name__
+
+
+NUMBER, NOTHING = (int, float), type(None)
+Kind = Any  # a type, a tuple of types, or a Table
+
+
+@dataclass(frozen=True)
+class Table:
+    """A dict with whatever keys, whose values are all of a kind."""
+
+    of: Kind
+
+
+def misfit(found: Mapping[Any, Any], kinds: Mapping[str, Kind]) -> str | None:
+    """The first entry that is missing or of another kind.
+
+    >>> misfit({"rows": 3, "cost": {"volume": 2.0}}, {"rows": int, "cost": Table(NUMBER)})
+    >>> misfit({"rows": "3"}, {"rows": int}), misfit({}, {"rows": int}), misfit({"rows": True}, {"rows": int})
+    ('rows is of type str', 'rows is missing', 'rows is of type bool')
+    """
+    for name, kind in kinds.items():
+        if name not in found:
+            return f"{name} is missing"
+        value = found[name]
+        if isinstance(kind, Table):
+            inside = misfit(value, dict.fromkeys(value, kind.of)) if isinstance(value, Mapping) else ""
+            if inside is not None:
+                return f"{name}.{inside}" if inside else f"{name} is of type {type(value).__name__}"
+        elif not isinstance(value, kind) or isinstance(value, bool):
+            return f"{name} is of type {type(value).__name__}"
+    return None

@@ -1,0 +1,1 @@
+"""The network while it trains: gates, and the budget that presses on them."""

@@ -1,0 +1,364 @@
+"""What moves the gates: the loss pulls them up or down, the budget presses them down just as much as it must.
+
+The paper's loss is L_D + λ f(V, a, b) L_S with a constant λ that belongs to one network, one optimizer and one data
+loss. Here λ is found while training:
+
+* L_S is scaled so that its gradient is as large as the data loss's own (a running mean), times a *price*;
+* the price rises while the network is heading for more than the sliding budget b allows, and falls otherwise. Where it
+  is heading is read off the speed of the gates, since a gate takes a while from fully open to closed;
+* gates take steps of their own, normalised like Adam's and measured in progress, not in learning rates: whatever
+  optimizer holds them and however long training is, a gate can cross its range several times, and none runs away;
+* what is still over budget is closed at once, if it is about to close anyway; far over it, whoever comes next; and far
+  under it gates are opened again.
+
+How much of each, and which of them at all, is a ``Steering``.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fxprune.cost.model import Cost, CostModel
+from fxprune.cost.target import Target
+from fxprune.errors import OptionError, check_choice, check_number, check_switch
+from fxprune.gated.bank import BESIDE, CLOSED_AT, HIGHEST, KEPT_AT, LOWEST, GateBank, probability
+from fxprune.gated.barrier import CEILING, HARDNESS, barrier, fixed_end, sizes, sliding, smallest
+
+STARTS = ("open", "random")
+INTERVALS = ("sliding", "fixed")
+UNIFORM = 0.01  # the paper's start: log_alpha is drawn between 0 and this
+FASTEST, TRAVEL = 0.01, 25.0  # rate of gates that an optimizer moves, at most; and times steps: their range is 7 wide
+
+
+@dataclass(frozen=True)
+class Steering:
+    """With the defaults, ``bar`` as it is. ``gain=0`` leaves the price where it starts; ``scaled=False`` measures it
+    against the loss as it is (the paper's lambda is half of price x lambda / the full cost); ``own_steps=False`` leaves
+    the gates to the optimizer of the weights.
+    """
+
+    scaled: bool = True  # the budget's gradient is measured by the data loss's own
+    price: float = 0.3  # of the budget, at the beginning
+    gain: float = 125.0  # how fast the price rises, per progress, where the cost is over the budget
+    ahead: float = 0.04  # of progress: where the network is heading, which is compared with the budget of that moment
+    interval: str = "sliding"  # of the barrier: around b; or "fixed": from just below the target, as in the paper, to b
+    margin: float = 0.1  # of b: half the width of the sliding interval
+    ceiling: float = CEILING  # of the barrier, and of price x barrier
+    own_steps: bool = True  # gates take steps that are measured in progress, not in learning rates
+    speed: float = 50.0  # how far a gate can travel by them from progress 0 to 1
+    rate: float | None = None  # of gates that the optimizer moves; by default what suits Adam (gate_rate)
+    closes: bool = True  # gates at once, where the cost is over the budget
+    slack: float = 1.01  # times the budget: above it those go that are about to close anyway
+    most: float = 1.03  # times the budget: above it the lowest go
+    opens: bool = True  # gates again, the highest first, where the cost is far under the budget
+    least: float = 0.8  # times the budget: that is far
+    start: str = "open"  # of the gates; or "random": near 0, as in the paper, where they let half through
+    hardness: float = HARDNESS  # of the sigmoid along which the budget slides
+
+    def __post_init__(self) -> None:
+        for name in ("scaled", "own_steps", "closes", "opens"):
+            check_switch(name, getattr(self, name))
+        check_choice("interval", self.interval, INTERVALS)
+        check_choice("start", self.start, STARTS)
+        for name, (least, most) in RANGES.items():
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_number(name, getattr(self, name), least, most))
+
+
+def gate_rate(steps: int) -> float:
+    """For gates that Adam moves, by about as much in every step.
+
+    In a long run a gate can cross its range several times. In a short one there is no time for that: steps must stay
+    small beside the distance to the threshold (1.6), since all gates that the budget presses on arrive together if
+    the data has had no time to part them, and Adam needs ten steps to stop.
+
+    >>> gate_rate(60_000) * 60_000, gate_rate(100)
+    (25.0, 0.01)
+    """
+    return min(FASTEST, TRAVEL / max(steps, 1))
+
+
+RANGES = {
+    "price": (1e-4, 1e3), "gain": (0, 1e6), "ahead": (0, 0.5), "margin": (1e-3, 0.5), "ceiling": (1e-3, 1e30),
+    "speed": (1e-3, 1e6), "rate": (1e-12, 1e3), "slack": (1, 10), "most": (1, 10), "least": (0, 1),
+    "hardness": (0.1, 100),
+}  # fmt: skip
+
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
+NEAR = 1.0  # a gate this close to closing may be closed at once
+REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
+MEMORY = 0.008  # of progress: of the gates' momentum, which must be shorter than the look ahead
+BETA_1, BETA_2, BETA_SCALE = 0.9, 0.99, 0.95
+
+
+class Holder(Protocol):
+    """Who keeps guarded layers open."""
+
+    def hold(self, opened: Bools, scores: Floats) -> Bools: ...
+
+
+class Network(Protocol):
+    """What there is to know about the network."""
+
+    @property
+    def costs(self) -> CostModel: ...
+
+    @property
+    def full_cost(self) -> Cost: ...
+
+    @property
+    def guards(self) -> Holder: ...
+
+
+class Pressure(nn.Module):
+    """The state of the budget's side of training; all of it is in ``state_dict``."""
+
+    mean: torch.Tensor
+    square: torch.Tensor
+    speed: torch.Tensor
+    seen: torch.Tensor
+    push: torch.Tensor
+    place: torch.Tensor
+    weights: torch.Tensor
+    dials: torch.Tensor
+
+    def __init__(self, bank: GateBank, target: Target, network: Callable[[], Network]) -> None:
+        super().__init__()
+        self.network, self.target = network, target
+        self.schedule, self.steering = "sigmoid", Steering()
+        object.__setattr__(self, "bank", bank)  # not a submodule: it has its own place
+        start = bank.log_alpha.detach()
+        # of the gradient and its square; travel per progress; gradient since the last step, and the budget's part in it
+        for name in ("mean", "square", "speed", "seen", "push"):
+            self.register_buffer(name, torch.zeros_like(start))
+        self.register_buffer("place", start.clone())  # of the gates after their last step
+        self.register_buffer("weights", start.new_zeros(len(target.limits), start.numel()))
+        # progress at the last step and at the last loss, steps, scale of the data loss's gradient, backward passes and
+        # how often the push entered them since the last step, a price per limit
+        dials = [0.0] * 6 + [self.steering.price] * len(target.limits)
+        self.register_buffer("dials", torch.tensor(dials, dtype=torch.float64, device=start.device))
+        self._channels: dict[str, float] = {}  # what the cheapest channel costs, where that was asked for
+        self._seen_by: Any = None  # the parameter that has our hook, by a weak reference
+
+    bank: GateBank
+
+    @torch.no_grad()
+    def steer(self, steering: Steering) -> None:
+        """Begin with these settings."""
+        self.steering = steering
+        self.dials[6:] = steering.price
+        if steering.start == "random":
+            self.place.copy_(self.bank.log_alpha.uniform_(0, UNIFORM))
+
+    # ------------------------------------------------------------ the gates' own steps
+
+    def _watch(self, gates: nn.Parameter) -> None:
+        """Loading a state dict or moving a module may put another parameter in its place."""
+        if self._seen_by is None or self._seen_by() is not gates:
+            gates.register_hook(self._see)
+            self._seen_by = weakref.ref(gates)
+
+    def _see(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Every backward pass comes by here, also in micro-batches. Nothing is left to clip or, unless the gates are to
+        be moved by it, for an optimizer."""
+        with torch.no_grad():
+            self.seen.add_(gradient.detach())
+            self.dials[4] += 1
+            return torch.zeros_like(gradient) if self.steering.own_steps else gradient
+
+    @torch.no_grad()
+    def step(self, progress: float) -> None:
+        """Training is at ``progress``: move the gates by what was seen since the last call."""
+        gates = self.bank.log_alpha
+        last, _, steps, scale, passes, pushed, *_ = self.dials.tolist()
+        passed = progress - last
+        if passes == 0 or passed <= 0:
+            self.dials[0] = progress if passes == 0 or passed < 0 else last
+            return
+        if self.steering.own_steps:
+            gates.copy_(self.place)  # whatever an optimizer did to them
+        gradient = self._together(self.seen.clone()) / (pushed or 1.0)  # a gradient scaler multiplies both parts
+        self.seen.zero_()
+        self.dials[0], self.dials[4], self.dials[5] = progress, 0.0, 0.0
+        if not bool(torch.isfinite(gradient).all()):
+            return
+        data = (gradient - self.push if pushed else gradient)[gates > CLOSED_AT]
+        size = float(data.square().mean().sqrt()) if data.numel() else 0.0
+        steps += 1
+        beta = min(BETA_1, math.exp(-passed / MEMORY))
+        self.mean.lerp_(gradient, 1 - beta)
+        self.square.lerp_(gradient.square(), 1 - BETA_2)
+        root = (self.square / (1 - BETA_2**steps)).sqrt() + 1e-30
+        direction = (self.mean / (1 - beta**steps) / root).clamp(-1, 1)
+        if self.steering.own_steps:
+            gates.sub_(min(self.steering.speed * passed, NEAR) * direction).clamp_(LOWEST, HIGHEST)
+        self.speed.lerp_((gates - self.place) / passed, 1 - math.exp(-passed / SMOOTH))
+        self._correct(progress)
+        gates.copy_(torch.where(self.bank.kept(), gates.clamp(min=KEPT_AT), gates))
+        self.place.copy_(gates)
+        self.dials[2] = steps
+        self.dials[3] = size if steps == 1 else BETA_SCALE * scale + (1 - BETA_SCALE) * size
+
+    def _together(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Every process sees its part of the batch; all move the gates alike."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(gradient)
+            gradient = gradient / dist.get_world_size()
+        return gradient
+
+    def _correct(self, progress: float) -> None:
+        """Close what is over the budget, open again what is far under it."""
+        now = self.bank.log_alpha.detach().double().cpu().numpy()
+        budgets = self.budgets(progress)
+        moved = now
+        if self.steering.closes:
+            moved = self._closed(moved, budgets, self.steering.slack, NEAR)
+            moved = self._closed(moved, budgets, self.steering.most, math.inf)
+        if self.steering.opens:
+            moved = self._opened(moved, budgets)
+        if moved is not now:
+            self.bank.log_alpha.copy_(torch.from_numpy(moved).to(self.bank.log_alpha))
+
+    def _closed(self, now: Floats, budgets: list[float], slack: float, near: float) -> Floats:
+        """As few gates within ``near`` of closing as bring the cost under ``slack`` times the budgets."""
+        limits = [slack * b for b in budgets]
+        if self._fits(now, limits):
+            return now
+        which = np.flatnonzero((now > CLOSED_AT) & (now < CLOSED_AT + near))
+        which = which[np.argsort(now[which], kind="stable")]
+        count = _first(which.size, lambda count: self._fits(_put(now, which[:count], -BESIDE), limits))
+        return _put(now, which[:count], -BESIDE)
+
+    def _opened(self, now: Floats, budgets: list[float]) -> Floats:
+        """As few gates as bring the cost over the least of a budget that is to be used."""
+        limits = [self.steering.least * b for b in budgets]
+        if not self._fits(now, limits):
+            return now
+        which = np.flatnonzero(now <= CLOSED_AT)
+        which = which[np.argsort(-now[which], kind="stable")]
+        count = _first(which.size, lambda count: not self._fits(_put(now, which[:count], BESIDE), limits))
+        moved = _put(now, which[:count], BESIDE)
+        fits = self._fits(moved, [self.steering.slack * b for b in budgets])
+        return moved if fits else now  # a gate may bring a whole block back
+
+    def _fits(self, log_alpha: Floats, limits: list[float]) -> bool:
+        return all(cost <= limit for cost, limit in zip(self._cost(log_alpha), limits, strict=True))
+
+    # ------------------------------------------------------------ the loss
+
+    def budgets(self, progress: float) -> list[float]:
+        """The sliding budget b of each limit."""
+        full, hardness = self.network().full_cost, self.steering.hardness
+        return [
+            sliding(full[name], share * full[name], progress, self.schedule, hardness)
+            for name, share in self.target.limits
+        ]
+
+    def _interval(self, number: int, b: float) -> tuple[float, float]:
+        """Where the barrier rises: around b, or from just below the target, where the paper has its a, to b."""
+        if self.steering.interval == "sliding":
+            return (1 - self.steering.margin) * b, (1 + self.steering.margin) * b
+        name, share = self.target.limits[number]
+        full = self.network().full_cost[name]
+        return fixed_end(full, share * full, self._channel(name)), b
+
+    def _channel(self, name: str) -> float:
+        if name not in self._channels:
+            (size,) = sizes(self.network().costs, self.place.numel(), [name])
+            self._channels[name] = smallest(size)
+        return self._channels[name]
+
+    def _cost(self, log_alpha: Floats) -> list[float]:
+        network = self.network()
+        cost = network.costs.exact(network.guards.hold(log_alpha > CLOSED_AT, log_alpha))
+        return [cost[name] for name, _ in self.target.limits]
+
+    def loss(self) -> torch.Tensor:
+        """λ f L_S / V_F, summed over the limits; its gradient presses on the gates."""
+        gates = self.bank.log_alpha
+        if not gates.requires_grad:
+            raise OptionError(
+                "the gates are frozen, so the budget cannot move them",
+                fix="write net.bank.log_alpha.requires_grad_(True) after freezing what you meant to freeze",
+            )
+        self._watch(gates)
+        steering = self.steering
+        progress, last, steps, scale, _, _, *prices = self.dials.tolist()
+        if steps % REFRESH == 0 or not bool(self.weights.any()):
+            self._weigh()
+        place = gates.detach()
+        p, alive = probability(place), place > CLOSED_AT
+        heading = (place + self.speed * min(steering.ahead, 1 - progress)).double().cpu().numpy()
+        push, total = torch.zeros_like(place), place.new_zeros(())
+        budgets = self.budgets(min(progress + steering.ahead, 1.0))
+        for number, (cost, b) in enumerate(zip(self._cost(heading), budgets, strict=True)):
+            error = min(max((cost - b) / b, -0.5), 0.5)
+            rise = math.exp(steering.gain * error * max(progress - last, 0))
+            prices[number] = min(max(prices[number] * rise, 1e-4), 1e3)
+            slope = self.weights[number] * p * (1 - p)
+            size = float(slope[alive].square().mean().sqrt()) if bool(alive.any()) else 0.0
+            f = barrier(cost, *self._interval(number, b), steering.ceiling)
+            force = min(2 * prices[number] * f, steering.ceiling)
+            if steering.scaled:
+                force = force * scale / size if size > 0 else 0.0
+            push += force * slope
+            total += force * (self.weights[number] * p).sum()
+        self.dials[1] = progress
+        self.dials[6:] = torch.tensor(prices, dtype=self.dials.dtype)
+        return _Press.apply(gates, push, total, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _weigh(self) -> None:
+        """What another bit of each gate costs, in the expectation over all gates: the gradient of L_S / V_F."""
+        network = self.network()
+        p, names = probability(self.bank.log_alpha.detach()).double().cpu(), [name for name, _ in self.target.limits]
+        for number, (name, slope) in enumerate(zip(names, network.costs.slopes(p, names), strict=True)):
+            self.weights[number] = (slope / network.full_cost[name]).to(self.weights)
+
+
+class _Press(torch.autograd.Function):
+    """A number whose gradient is given; notes how strongly the backward pass asks for it."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: torch.Tensor, push: torch.Tensor, total: torch.Tensor, pressure: Pressure) -> Any:
+        ctx.push, ctx.pressure = push, pressure
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, asked: torch.Tensor) -> Any:
+        ctx.pressure.push.copy_(ctx.push)
+        ctx.pressure.dials[5] += float(asked)
+        return ctx.push * asked, None, None, None
+
+
+def _put(log_alpha: Floats, which: npt.NDArray[np.int64], where: float) -> Floats:
+    """These gates beside the threshold."""
+    moved: Floats = log_alpha.copy()
+    moved[which] = CLOSED_AT + where
+    return moved
+
+
+def _first(most: int, holds: Callable[[int], bool]) -> int:
+    """The smallest count from which on it holds, ``most`` if it never does.
+
+    >>> _first(100, lambda count: count >= 37)
+    37
+    """
+    least = 0
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if holds(middle) else (middle + 1, most)
+    return least

@@ -1,1 +1,0 @@
-"""One pass per file; each takes values and returns values."""

@@ -1,0 +1,365 @@
+"""Tables for the terminal: an inspection as a table or a tree, with what stands above and below it, and a profile."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from fxprune.analysis.inspection import FreezeInfo, Inspection, LayerInfo, plain
+from fxprune.latency.profile import Profile
+from fxprune.report.text import fold_name, human, listing, lower_bound, percent, plural
+from fxprune.trace.frames import short_source
+
+SCHEMA = "fxprune.inspect/1"
+
+
+def as_json(seen: Inspection, budget: float | None = None) -> str:
+    """One object: ``schema``, everything that the inspection holds, and ``budget`` (null if none was asked about)."""
+    asked = None
+    if budget is not None:
+        asked = {"fraction": budget, "reachable": {metric: reachable(seen, metric, budget) for metric in METRICS}}
+    return json.dumps({"schema": SCHEMA, **plain(seen.as_dict()), "budget": asked}, indent=2, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Notes:
+    """``marks`` per layer name; ``legend`` resolves all but the ``f`` marks, which ``freezes`` does."""
+
+    marks: dict[str, str]
+    legend: tuple[tuple[str, str], ...]
+    freezes: tuple[tuple[str, FreezeInfo], ...]
+
+
+def collect(seen: Inspection) -> Notes:
+    """Give every reason a mark: g for guarded, f for frozen, n for other convolutions without a gate."""
+    freezes = tuple((f"f{n}", freeze) for n, freeze in enumerate(costly_freezes(seen), 1))
+    frozen: dict[str, str] = {}
+    for mark, freeze in freezes:
+        for name in freeze.layers:
+            frozen[name] = f"{frozen[name]}+" if name in frozen and frozen[name][-1] != "+" else frozen.get(name, mark)
+    reasons: dict[tuple[str, str], str] = {}
+    marks: dict[str, str] = {}
+    for layer in seen.layers:
+        own = []
+        if layer.guarded:
+            own.append(_mark(reasons, "g", f"guarded: {layer.guarded}"))
+        if layer.name in frozen:
+            own.append(frozen[layer.name])
+        elif layer.ungated:
+            stays = "" if layer.prunable else " (all its channels stay)"
+            own.append(_mark(reasons, "n", f"no gate: {layer.ungated}{stays}"))
+        if layer.calls > 1:
+            own.append(f"{layer.calls}x")
+        marks[layer.name] = " ".join(own)
+    legend = [(mark, text) for letter in "gn" for (known, text), mark in reasons.items() if known == letter]
+    if any(layer.calls > 1 for layer in seen.layers):
+        legend.append(("2x", "called so many times; the area is that of one call, the costs are those of all"))
+    return Notes(marks, tuple(legend), freezes)
+
+
+def costly_freezes(seen: Inspection) -> list[FreezeInfo]:
+    return [freeze for freeze in seen.freezes if freeze.volume_share > 0]
+
+
+def grain_legend(seen: Inspection) -> str:
+    """What the column ``gate`` means, as far as this model needs it."""
+    marks = {"group": "g: a group of the convolution", "group norm": "gn: a group of the norm behind it"}
+    used = [text for grain, text in marks.items() if any(layer.grain == grain for layer in seen.layers)]
+    return "channels per gate" + (f" ({', '.join(used)})" if used else "")
+
+
+def _mark(reasons: dict[tuple[str, str], str], letter: str, text: str) -> str:
+    number = sum(1 for known, _ in reasons if known == letter) + 1
+    return reasons.setdefault((letter, text), f"{letter}{number}")
+
+
+_COLUMNS = ("conv", "ch", "gate", "area", "volume", "%", "FLOPs", "%", "into", "note")
+_LEFT = {"conv", "into", "note"}
+_NARROWEST_NAME = 12
+
+
+def layer_table(seen: Inspection, notes: Notes, width: int) -> Table:
+    """All that fits on a line; names that do not are broken before dots."""
+    rows = [_cells(layer, seen, notes) for layer in seen.layers]
+    widths = [max(len(row[column]) for row in [list(_COLUMNS), *rows]) for column in range(len(_COLUMNS))]
+    shown = [column for column in range(len(_COLUMNS)) if column == 0 or any(row[column] for row in rows)]
+    taken = sum(widths[column] for column in shown[1:])
+    gap = 2 if widths[0] + taken + 2 * len(shown) <= width else 1
+    name_width = max(_NARROWEST_NAME, min(widths[0], width - taken - gap * len(shown)))
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    for column in shown:
+        justify = "left" if _COLUMNS[column] in _LEFT else "right"
+        least = name_width if column == 0 else widths[column]
+        table.add_column(_COLUMNS[column], justify=justify, overflow="fold", min_width=least)  # type: ignore[arg-type]
+    for layer, row in zip(seen.layers, rows, strict=True):
+        row[0] = fold_name(row[0], name_width)
+        table.add_row(*(Text(row[column], style=layer_style(layer) if column == 0 else "") for column in shown))
+    return table
+
+
+def _cells(layer: LayerInfo, seen: Inspection, notes: Notes) -> list[str]:
+    return [
+        layer.name,
+        str(layer.channels),
+        _gate(layer),
+        str(layer.area),
+        human(layer.volume),
+        percent(layer.volume_share),
+        human(layer.flops),
+        percent(layer.flops_share),
+        into(layer, seen),
+        notes.marks[layer.name],
+    ]
+
+
+def _gate(layer: LayerInfo) -> str:
+    """Channels per gate, and what holds them together if it is more than one."""
+    if not layer.gates:
+        return "-"
+    held = {"channel": "", "group": " g", "group norm": " gn"}
+    return f"{layer.channels // layer.gates}{held.get(layer.grain, '')}"
+
+
+def into(layer: LayerInfo, seen: Inspection) -> str:
+    """The residual streams that the layer writes, and how many concats read it."""
+    parts = []
+    if layer.streams:
+        parts.append(layer.streams[0] + (f"+{len(layer.streams) - 1}" if len(layer.streams) > 1 else ""))
+    concats = sum(seen.nodes[join]["kind"] == "cat" for join in layer.writes)
+    if concats:
+        parts.append(f"{concats}cat")
+    return " ".join(parts)
+
+
+def layer_style(layer: LayerInfo) -> str:
+    """Colours say again what the notes say: nothing is lost without them."""
+    if layer.ungated:
+        return "red" if not layer.prunable else "yellow"
+    return "green" if layer.guarded else ""
+
+
+def layer_tree(seen: Inspection, notes: Notes) -> Tree:
+    """A branch per module, a leaf per convolution; every branch has the volume of all that is below it."""
+    volumes: dict[str, int] = {}
+    for layer in seen.layers:
+        for path in _paths(layer.name):
+            volumes[path] = volumes.get(path, 0) + layer.volume
+    total = max(seen.cost["volume"], 1)
+    root = Tree(Text(f"{seen.model}  {human(seen.cost['volume'])}", style="bold"))
+    branches: dict[str, Tree] = {}
+    for layer in seen.layers:
+        above = root
+        for path in _paths(layer.name):
+            if path not in branches:
+                own = path.rpartition(".")[2]
+                label = Text(f"{own}  {human(volumes[path])}  {percent(volumes[path] / total)} %")
+                branches[path] = above.add(label)
+            above = branches[path]
+        above.label = _leaf(layer, seen, notes)
+    return root
+
+
+def _paths(name: str) -> list[str]:
+    """
+    >>> _paths("layer1.0.conv1")
+    ['layer1', 'layer1.0', 'layer1.0.conv1']
+    """
+    parts = name.split(".")
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def _leaf(layer: LayerInfo, seen: Inspection, notes: Notes) -> Text:
+    label = Text(layer.name.rpartition(".")[2], style=layer_style(layer))
+    facts = [f"{layer.channels} ch", human(layer.volume), f"{percent(layer.volume_share)} %"]
+    facts += [fact for fact in (into(layer, seen), notes.marks[layer.name]) if fact]
+    return label.append("  " + "  ".join(facts), style="default")
+
+
+METRICS = {
+    "volume": "volume",
+    "flops": "FLOPs",
+    "params": "params",
+    "network_flops": "network FLOPs",
+    "network_params": "network params",
+}
+_LONGEST_LIST = 12
+
+
+def head(seen: Inspection, budget: float | None = None) -> Iterator[RenderableType]:
+    """Model, inputs, costs and how far they can come down."""
+    inputs = f"{'input' if len(seen.inputs) == 1 else 'inputs'} {', '.join(seen.inputs)}"
+    yield Text(f"{seen.model}, {inputs}", style="bold")
+    yield ""
+    yield _costs(seen)
+    yield ""
+    gated = sum(layer.gates > 0 for layer in seen.layers)
+    gates = sum(layer.gates for layer in seen.layers)
+    of = f"{gated:,} of {plural(len(seen.layers), 'convolution')} with {plural(gates, 'gate')}"
+    yield f"Prunable: {percent(seen.prunable)} % of the volume; {of}."
+    if budget is not None:
+        yield ""
+        yield from _budget(seen, budget)
+
+
+def _costs(seen: Inspection) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("cost")
+    for title in ("", "exact", "smallest net", "as budget"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for metric, title in METRICS.items():
+        full, least = seen.cost[metric], seen.smallest[metric]
+        table.add_row(title, human(full), f"{full:,}", f"{least:,}", lower_bound(seen.smallest_budget[metric]))
+    return table
+
+
+def _budget(seen: Inspection, budget: float) -> Iterator[RenderableType]:
+    yield Text(f"Budget {budget:.4g}", style="bold")
+    rows = []
+    for metric, title in METRICS.items():
+        allowed = f"{int(budget * seen.cost[metric]):,}"
+        if reachable(seen, metric, budget):
+            rows.append((title, f"{allowed}: reachable"))
+        else:
+            smallest = f"{lower_bound(seen.smallest_budget[metric])} ({seen.smallest[metric]:,})"
+            rows.append((title, f"{allowed}: out of reach, the smallest budget is {smallest}"))
+    yield _rows(rows)
+
+
+def reachable(seen: Inspection, metric: str, budget: float) -> bool:
+    return seen.smallest[metric] <= budget * seen.cost[metric]
+
+
+def foot(seen: Inspection, notes: Notes, *, grains: bool = True) -> Iterator[RenderableType]:
+    """Everything that a mark, a stream's name or a missing channel makes one ask."""
+    yield from _section("Notes", [*([("gate", grain_legend(seen))] if grains else []), *notes.legend])
+    yield from _section("Streams", stream_rows(seen))
+    yield from _section("Pooling blocks (adds that no identity reaches)", pooling_rows(seen))
+    yield from _freezes(seen, notes)
+    leaves = [(leaf.path, f"{leaf.type}{_at(leaf.source)}: {leaf.reason}") for leaf in seen.leaves]
+    yield from _section("Leaves (submodules that could not be traced)", leaves)
+    yield from _section("Specialised to the example (other inputs are refused)", specialisation_rows(seen))
+
+
+def stream_rows(seen: Inspection) -> list[tuple[str, str]]:
+    rows = []
+    for name, joins in seen.streams.items():
+        writers = [layer.name for layer in seen.layers if name in layer.streams]
+        by = f", written by {listing(writers)}" if writers else ""
+        rows.append((name, plural(len(joins), "add") + by))
+    return rows
+
+
+def pooling_rows(seen: Inspection) -> list[tuple[str, str]]:
+    rows = []
+    for block in seen.pooling_blocks:
+        operands = [seen.nodes[a]["label"] for a, b in seen.edges if b == block]
+        rows.append((block, " + ".join(operands) + _at(seen.nodes[block]["source"])))
+    return rows
+
+
+def _freezes(seen: Inspection, notes: Notes) -> Iterator[RenderableType]:
+    free = len(seen.freezes) - len(notes.freezes)
+    kept = {name for _, freeze in notes.freezes for name in freeze.layers}
+    share = sum(layer.volume_share for layer in seen.layers if layer.name in kept)
+    rows = []
+    for position, (mark, freeze) in enumerate(notes.freezes):
+        lines = [
+            f"{freeze.op}{_at(freeze.source)}: {freeze.why}",
+            f"keeps {percent(freeze.volume_share)} % of the volume: {listing(freeze.layers)}",
+        ]
+        if freeze.alone_share < freeze.volume_share:
+            lines.append(f"freeing it alone would free {percent(freeze.alone_share)} %, others keep the rest")
+        later = notes.freezes[position + 1 :]
+        if not later or later[0][1].remedy != freeze.remedy:  # neighbours that share a remedy say it once
+            lines.append(f"to free it: {freeze.remedy}")
+        rows.append((mark, "\n".join(lines)))
+    if free:
+        more = "more op" if rows else "op"
+        rows.append(
+            ("", f"{plural(free, more)} {'keeps' if free == 1 else 'keep'} no {'further ' if rows else ''}volume")
+        )
+    yield from _section(f"Frozen (ops that keep every channel): {percent(share)} % of the volume", rows)
+
+
+def specialisation_rows(seen: Inspection) -> list[tuple[str, str]]:
+    told = {"branch": "a branch took {}", "value": "Python read {}", "training": "self.training was read as {}"}
+    counted = Counter((s.kind, repr(s.value), s.source) for s in seen.specialisations)
+    rows = []
+    for (kind, value, source), count in counted.items():
+        times = f", {count} times" if count > 1 else ""
+        rows.append((short_source(source) or "-", told.get(kind, kind + " {}").format(value) + times))
+    if len(rows) > _LONGEST_LIST:
+        rows[_LONGEST_LIST:] = [("", f"and {len(rows) - _LONGEST_LIST} more (all of them with --json)")]
+    return rows
+
+
+def _at(source: str | None) -> str:
+    return f" at {short_source(source)}" if source else ""
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> Iterator[RenderableType]:
+    every = list(rows)
+    if every:
+        yield ""
+        yield Text(title, style="bold")
+        yield _rows(every)
+
+
+def _rows(rows: Iterable[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold")
+    for key, text in rows:
+        grid.add_row(Text(key), Text(text))
+    return grid
+
+
+_BAR, _WIDE = 12, 100
+
+
+def profile_table(found: Profile, width: int, most: int | None = None) -> Table:
+    """All ops, or the slowest ``most``; bars where a line of ``width`` has room for them."""
+    total = sum(op.seconds for op in found.ops) or 1.0
+    slowest = sorted(op.seconds for op in found.ops)[-most:] if most else [0.0]
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("layer", overflow="fold")
+    for title in ("op", "result"):
+        table.add_column(title, no_wrap=True)
+    for title in ("µs", "%", "FLOPs", "GFLOP/s", "FLOPs/B"):
+        table.add_column(title, justify="right", no_wrap=True)
+    bars = width >= _WIDE
+    if bars:
+        table.add_column("", no_wrap=True)
+    longest = max((op.seconds for op in found.ops), default=1.0)
+    for op in found.ops:
+        if op.seconds < slowest[0]:
+            continue
+        work = [human(op.flops), f"{op.flops / op.seconds / 1e9:.1f}", f"{op.intensity:.1f}"] if op.flops else [""] * 3
+        bar = Text("█" * round(_BAR * op.seconds / longest), style=_COLOURS.get(op.kind, ""))
+        table.add_row(
+            op.layer, op.op, "x".join(map(str, op.shape)), f"{1e6 * op.seconds:.0f}", percent(op.seconds / total),
+            *work, *([bar] if bars else []),
+        )  # fmt: skip
+    return table
+
+
+def profile_summary(found: Profile) -> str:
+    """One line: the whole, and the share of each kind of op."""
+    shares = ", ".join(f"{kind} {percent(share)} %" for kind, share in found.by_kind.items())
+    lost = found.by_kind.get("join", 0.0)
+    return (
+        f"{1e3 * found.seconds:.2f} ms for the whole net. Of the time of its ops: {shares}.\n"
+        f"Lost to joins: {percent(lost)} %."
+    )
+
+
+_COLOURS = {"convolution": "blue", "linear": "blue", "join": "red", "norm": "cyan", "activation": "green"}

@@ -1,0 +1,518 @@
+"""The slim graph while it is written: rules ask it for operands, compact, at given positions or in full, and add ops
+to it; and ways of writing an op that several rules share."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import fx, nn
+
+from fxprune.channels.facts import Channels
+from fxprune.channels.ids import Ids
+from fxprune.modules import copy_module
+from fxprune.rules.registry import Flow, Op, find_rule
+from fxprune.trace.values import Values, attribute, has_attribute
+
+_CHANNELS_LAST, _CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+class Writer:
+    """A graph and the modules and tensors that it calls, under the names that they have in ``model``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.graph, self.root = model, fx.Graph(), nn.Module()
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.buffers: dict[tuple[str, bytes], str] = {}  # kind and content of an index -> its name
+
+    # ------------------------------------------------------------ ops whose form depends on how channels lie
+
+    def pad(self, node: fx.Node, axis: int, ndim: int, count: int) -> fx.Node:
+        widths = [0, 0] * (ndim - 1 - axis) + [0, count]
+        return self.graph.call_function(torch.nn.functional.pad, (node, widths))
+
+    def scatter_add(self, base: fx.Node, axis: int, index: Ids, part: fx.Node, ndim: int) -> fx.Node:
+        """``part`` is added to these positions of ``base``, in place; in the form that is fast for how channels lie.
+
+        ``index_add_`` goes channel by channel: ten times slower than ``scatter_add_`` where channels lie side by side.
+        """
+        call, at = self.graph.call_method, self.buffer("index", torch.from_numpy(index))
+        part = call("type_as", (part, base))  # autocast may have made them differ
+        if self.side_by_side(axis, ndim):
+            base, part = self._channels_at_end(base), self._channels_at_end(part)
+            total = call("scatter_add_", (base, 3, call("expand_as", (at, part)), part))
+            return call("permute", (total, *_CHANNELS_FIRST))
+        if axis == ndim - 1:
+            return call("scatter_add_", (base, axis, call("expand_as", (at, part)), part))
+        return call("index_add_", (base, axis, at, part))
+
+    def concat(self, parts: list[fx.Node], axis: int, ndim: int) -> fx.Node:
+        """One after the other; in the form whose result keeps how channels lie, also in a net that is compiled."""
+        if self.side_by_side(axis, ndim):
+            total = self.graph.call_function(torch.cat, ([self._channels_at_end(part) for part in parts], 3))
+            return self.graph.call_method("permute", (total, *_CHANNELS_FIRST))
+        return self.graph.call_function(torch.cat, (parts, axis))
+
+    def one_channel_last(self, node: fx.Node) -> fx.Node:
+        """The same map of one channel, with strides that say channels-last: norms leave strides that say contiguous,
+        and a convolution, whose filters of one channel may say either, would be slower and hand that on."""
+        call = self.graph.call_method
+        return call("permute", (call("unsqueeze", (call("squeeze", (node, 1)), 3)), *_CHANNELS_FIRST))
+
+    def _channels_at_end(self, node: fx.Node) -> fx.Node:
+        if node.target == "permute" and node.args[1:] == _CHANNELS_FIRST:  # they were, before
+            before = node.args[0]
+            assert isinstance(before, fx.Node)
+            return before
+        return self.graph.call_method("permute", (node, *_CHANNELS_LAST))
+
+    def side_by_side(self, axis: int, ndim: int) -> bool:
+        return ndim == 4 and axis == 1 and self.channels_last
+
+    @cached_property
+    def channels_last(self) -> bool:
+        """Is that how the model's filters lie in memory?"""
+        maps = [parameter for parameter in self.model.parameters() if parameter.ndim == 4]
+        return any(p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous() for p in maps)
+
+    # ------------------------------------------------------------ modules and tensors
+
+    def attribute(self, path: str, value: torch.Tensor, *, grad: bool | None = None) -> fx.Node:
+        """A parameter (``grad`` given) or buffer of the slim net; a path taken by another value gets a number."""
+        value = value.to(self.device)
+        name, number = path, 0
+        while has_attribute(self.root, name):
+            held = attribute(self.root, name)
+            if isinstance(held, torch.Tensor) and held.shape == value.shape and torch.equal(held, value):
+                return self.graph.get_attr(name)
+            number += 1
+            name = f"{path}_{number}"
+        leaf, parent = name.rpartition(".")[2], self._parent(name)
+        if grad is not None and value.is_floating_point():
+            parent.register_parameter(leaf, nn.Parameter(value, grad))
+        else:
+            parent.register_buffer(leaf, value)
+        return self.graph.get_attr(name)
+
+    def buffer(self, stem: str, value: torch.Tensor) -> fx.Node:
+        """An index; equal ones are shared."""
+        key = stem, value.numpy().tobytes()
+        if key in self.buffers:
+            return self.graph.get_attr(self.buffers[key])
+        made = self.attribute(f"{stem}_{len(self.buffers)}", value)
+        self.buffers[key] = str(made.target)
+        return made
+
+    def module(self, path: str, made: nn.Module | None = None) -> str:
+        """Install a module under its original name (a copy of the original unless ``made`` is given)."""
+        held = attribute(self.root, path) if has_attribute(self.root, path) else None
+        if held is None or type(held) is nn.Module:  # a mere place, made for a part of a layer that comes before it
+            made = copy_module(self.model.get_submodule(path)) if made is None else made
+            for name, child in held.named_children() if held is not None else ():
+                made.add_module(name, child)
+            self._add(path, made)
+        return path
+
+    def _add(self, path: str, module: nn.Module) -> None:
+        self._parent(path).add_module(path.rpartition(".")[2], module)
+
+    def _parent(self, path: str) -> nn.Module:
+        parent = self.root
+        for atom in path.split(".")[:-1]:
+            if atom not in parent._modules:
+                parent.add_module(atom, nn.Module())
+            parent = parent.get_submodule(atom)
+        return parent
+
+    def training_flag(self, path: str) -> fx.Node:
+        """``self.training`` passed to a function."""
+        owner, _, _ = path.rpartition(".")
+        if owner and not has_attribute(self.root, owner):
+            self._add(owner, nn.Module())
+        return self.graph.get_attr(path)
+
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A node of the slim graph; along ``axis`` it holds ``positions`` of the original. No axis: it is complete."""
+
+    node: fx.Node
+    axis: int | None = None
+    positions: Ids | None = None
+
+    def along(self, axis: int, size: int) -> Ids:
+        """The original positions that exist along ``axis`` (of original size ``size``)."""
+        return self.positions if axis == self.axis and self.positions is not None else np.arange(size)
+
+
+class Gone(Exception):
+    """Something was asked of a tensor that the slim net does not compute."""
+
+
+class Slim(Writer):
+    """The net and the pieces written so far."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        model: nn.Module,
+        present: Bools,
+        gate_values: dict[str, torch.Tensor],
+        rank: dict[str, Ids],
+    ) -> None:
+        super().__init__(model)
+        self.channels, self.present = channels, present
+        self.gate_values, self.rank = gate_values, rank
+        self.pieces: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, Any] = {}  # sizes and numbers: plain, or nodes, or tuples of both
+        self.constants = Values(channels.trace.root, model, torch.device("cpu"))
+        self.grads: dict[fx.Node, bool | None] = {}
+        self.joins: dict[str, str] = {}  # op of the original -> how it is written here
+        self.masked = frozenset(channels.masks)
+        self.times = Counter(node.target for node in channels.trace.graph.nodes if node.op == "call_module")
+        self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
+        self.calls: dict[str, list[Any]] = {}
+        layers: list[Any] = [*channels.mixers, *channels.affines]
+        for layer in layers:
+            self.calls.setdefault(layer.name, []).append(layer)
+
+    # ------------------------------------------------------------ operands
+
+    def flow(self, node: fx.Node) -> Flow | None:
+        found = self.channels.flows.get(node)
+        return found if isinstance(found, Flow) else None
+
+    def reads_channels(self, node: fx.Node) -> bool:
+        return any(isinstance(self.channels.flows.get(parent), (Flow, tuple, dict)) for parent in node.all_input_nodes)
+
+    def piece(self, node: Any) -> Piece | None:
+        """The tensor as it exists; None if nothing of it lives."""
+        if node not in self.pieces:
+            flow = self.flow(node)
+            dead = flow is not None and not bool(self.present[flow.ids].any())
+            rule = find_rule(node, None)
+            assert rule is not None and rule.emit is not None
+            self.pieces[node] = None if dead else rule.emit(self.op(node), self)
+        found: Piece | None = self.pieces[node]
+        return found
+
+    def compact(self, node: fx.Node, axis: int) -> Piece | None:
+        """The tensor with nothing missing along any other axis than ``axis``."""
+        piece = self.piece(node)
+        if piece is None or piece.axis in (None, axis):
+            return piece
+        return Piece(self.full(node))
+
+    def fetch(self, node: fx.Node, axis: int, positions: Ids) -> fx.Node:
+        """Exactly these positions along ``axis``, zeros where one does not exist."""
+        piece = self.compact(node, axis)
+        assert piece is not None
+        return self.select(piece, axis, positions, node.meta["value"])
+
+    def full(self, node: fx.Node) -> fx.Node:
+        """The original width."""
+        piece = self.piece(node)
+        if piece is None:
+            raise Gone(f"{node.name} is needed in full but nothing of it lives")
+        if piece.axis is None:
+            return piece.node
+        value = node.meta["value"]
+        return self.select(piece, piece.axis, np.arange(value.shape[piece.axis]), value)
+
+    def select(self, piece: Piece, axis: int, positions: Ids, value: torch.Tensor) -> fx.Node:
+        existing = piece.along(axis, value.shape[axis])
+        if np.array_equal(existing, positions):
+            return piece.node
+        where = np.full(value.shape[axis] + 1, -1, dtype=np.int64)
+        where[existing] = np.arange(existing.size)
+        index = where[positions]
+        node = piece.node
+        if (index < 0).any():  # one zero channel at the end stands for all that do not exist
+            if np.array_equal(positions[: existing.size], existing):
+                return self.pad(node, axis, value.ndim, positions.size - existing.size)
+            node = self.pad(node, axis, value.ndim, 1)
+            index = np.where(index < 0, existing.size, index)
+        if index.size and np.array_equal(index, np.arange(index[0], index[0] + index.size)):
+            return self.graph.call_method("narrow", (node, axis, int(index[0]), int(index.size)))
+        return self.graph.call_method("index_select", (node, axis, self.buffer("index", torch.from_numpy(index))))
+
+    def wanted(self, ids: Ids) -> Ids:
+        """Positions of a vector of ids that the slim net computes."""
+        return np.flatnonzero(self.present[ids])
+
+    # ------------------------------------------------------------ numbers and constants
+
+    def argument(self, argument: Any) -> Any:
+        """Any non-channel argument, for the slim graph: sizes by value, constants as attributes, tensors in full."""
+        if isinstance(argument, fx.Node):
+            if self.flow(argument) is not None:
+                return self.full(argument)
+            if argument in self.values:
+                return self.values[argument]
+            if argument in self.channels.flows and self.channels.flows[argument] is None:
+                self.values[argument] = self._number(argument)
+                return self.values[argument]
+            if isinstance(argument.target, type):
+                return self.replay(argument)
+            if isinstance(self.channels.flows.get(argument), (tuple, dict)):
+                return self.whole(argument)
+            return self.constant(argument)
+        if isinstance(argument, tuple):
+            entries = [self.argument(entry) for entry in argument]
+            return type(argument)(*entries) if hasattr(argument, "_fields") else tuple(entries)
+        if isinstance(argument, list):
+            return [self.argument(entry) for entry in argument]
+        if isinstance(argument, dict):
+            return {key: self.argument(entry) for key, entry in argument.items()}
+        if isinstance(argument, slice):
+            return slice(self.argument(argument.start), self.argument(argument.stop), self.argument(argument.step))
+        return argument
+
+    def _number(self, node: fx.Node) -> Any:
+        """A size, a comparison: folded as far as it is known."""
+        rule = find_rule(node, None) if node.op != "call_module" else None
+        if rule is not None and rule.emit is not None and node.target in ("size", getattr):
+            return rule.emit(self.op(node), self)
+        if node.op != "call_function":
+            return self.replay(node)
+        args = tuple(self.argument(argument) for argument in node.args)
+        kwargs = {key: self.argument(argument) for key, argument in node.kwargs.items()}
+        return fold(node.target, args, kwargs, self.graph)
+
+    def whole(self, node: fx.Node) -> fx.Node:
+        """An op of several results, run on its complete operands."""
+        if node not in self.pieces:
+            self.pieces[node] = Piece(self.replay(node))
+        found: Piece = self.pieces[node]
+        return found.node
+
+    def replay(self, node: fx.Node) -> fx.Node:
+        """The op as it is, on complete operands."""
+        if node.op == "call_module":
+            self.module(str(node.target))
+        args, kwargs = self.argument(tuple(node.args)), self.argument(dict(node.kwargs))
+        made = self.graph.create_node(node.op, node.target, args, kwargs)
+        if node.meta.get("is_wrapped"):
+            made.meta["is_wrapped"] = True
+        return made
+
+    def constant(self, node: fx.Node, axis: int | None = None, positions: Ids | None = None) -> Any:
+        """A parameter, a buffer or what is computed from them alone, cut to ``positions`` along ``axis``."""
+        if node.op == "get_attr" and str(node.target).rpartition(".")[2] == "training":
+            return self.training_flag(str(node.target))
+        value = self.constants.constant(node)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if axis is not None and positions is not None and value.shape[axis] > 1:
+            value = value.index_select(axis, torch.from_numpy(positions).to(value.device))
+        name = str(node.target) if node.op == "get_attr" else node.name
+        return self.attribute(name, value.detach().clone(), grad=self.grad(node))
+
+    def known(self, node: fx.Node) -> Any:
+        """The example's size, or the value of an index that the model holds."""
+        value = node.meta["value"]
+        return self.constants.constant(node).cpu() if isinstance(value, torch.Tensor) else value
+
+    def grad(self, node: fx.Node) -> bool | None:
+        """``requires_grad`` of a constant: that of any parameter it is computed from; None if there is none."""
+        if node not in self.grads:
+            self.grads[node] = self._grad(node)
+        return self.grads[node]
+
+    def _grad(self, node: fx.Node) -> bool | None:
+        if node.op == "get_attr":
+            value = self.constants.constant(node)
+            return value.requires_grad if isinstance(value, nn.Parameter) else None
+        found = [self.grad(parent) for parent in node.all_input_nodes]
+        if node.op == "call_module":
+            found += [parameter.requires_grad for parameter in self.op(node).module.parameters()]  # type: ignore[union-attr]
+        known = [flag for flag in found if flag is not None]
+        return any(known) if known else None
+
+    # ------------------------------------------------------------ ops
+
+    def op(self, node: fx.Node) -> Op:
+        module = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return Op(node, module, self.channels.table, self.channels.flows, None)  # type: ignore[arg-type]
+
+    def same(self, op: Op, operands: dict[fx.Node, fx.Node]) -> fx.Node:
+        """The same op with some operands replaced by what stands for them here."""
+        if op.node.op == "call_module":
+            self.module(str(op.node.target))
+
+        def put(argument: Any) -> Any:
+            if isinstance(argument, fx.Node) and argument in operands:
+                return operands[argument]
+            if type(argument) in (tuple, list, fx.immutable_collections.immutable_list):
+                return [put(entry) for entry in argument]
+            return self.argument(argument)
+
+        args = tuple(put(argument) for argument in op.node.args)
+        kwargs = {key: put(argument) for key, argument in op.node.kwargs.items()}
+        return self.graph.create_node(op.node.op, op.node.target, args, kwargs)
+
+    def joined(self, op: Op, kind: str) -> None:
+        self.joins[op.node.name] = kind
+
+
+def fold(function: Any, args: Sequence[Any], kwargs: dict[str, Any], graph: fx.Graph) -> Any:
+    """Arithmetic on sizes: done now if all operands are known, else written into the graph."""
+    if function is operator.getitem and isinstance(args[0], (tuple, list)) and not isinstance(args[1], fx.Node):
+        return args[0][args[1]]
+    if not _has_node((args, kwargs)):
+        return function(*args, **kwargs)
+    return graph.call_function(function, tuple(args), kwargs)
+
+
+def _has_node(tree: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.node.map_arg(tree, found.append)
+    return bool(found)
+
+
+__all__ = [
+    "ADD_TO", "Piece", "Slim", "cut_module", "living_only", "per_channel_function", "per_channel_module", "same_op",
+    "scaled_by_gate", "sliced_constants", "wanted_of", "whole_op",
+]  # fmt: skip
+
+
+# ``view.add_(part)``; in this form the passes of torch.fx know that it is no dead code though nobody reads its result.
+ADD_TO = torch.ops.aten.add_.Tensor
+
+
+def same_op(op: Op, slim: Slim) -> Piece | None:
+    """The same op on the compact operand: right for everything that looks at one channel at a time."""
+    if len(op.inputs) != 1:
+        return whole_op(op, slim)
+    piece = slim.piece(op.inputs[0])
+    if piece is None:
+        return None
+    operands = {op.inputs[0]: piece.node, **sliced_constants(op, slim, piece)}
+    return Piece(slim.same(op, operands), piece.axis, piece.positions)
+
+
+def sliced_constants(op: Op, slim: Slim, piece: Piece) -> dict[fx.Node, Any]:
+    """Per-channel parameters and buffers among the arguments, cut to the channels that exist."""
+    found: dict[fx.Node, Any] = {}
+    for node in op.node.all_input_nodes:
+        value = node.meta["value"]
+        if slim.flow(node) is None and node not in slim.values and isinstance(value, torch.Tensor):
+            axis = None if piece.axis is None else piece.axis - (_ndim(op.out) - value.ndim)
+            inside = axis is not None and axis >= 0
+            found[node] = slim.constant(node, axis if inside else None, piece.positions if inside else None)
+    return found
+
+
+def living_only(op: Op, slim: Slim, piece: Piece, axis: int) -> Piece:
+    """A module called several times computes in each call what any of them needs: drop what is dead in this one."""
+    flow = slim.flow(op.node)
+    assert flow is not None
+    positions = piece.along(axis, op.out.shape[axis])
+    living = positions[np.broadcast_to(slim.present[flow.ids].reshape(-1), (op.out.shape[axis],))[positions]]
+    return Piece(slim.select(piece, axis, living, op.out), axis, living)
+
+
+def per_channel_function(op: Op, slim: Slim) -> Piece | None:
+    """A functional norm: its vectors (weight, bias, running statistics) cut to the channels of axis 1 that exist."""
+    source = op.inputs[0]
+    piece = slim.compact(source, 1)
+    if piece is None:
+        return None
+    operands: dict[fx.Node, Any] = {source: piece.node}
+    for node in op.node.all_input_nodes:
+        value = node.meta["value"]
+        if slim.flow(node) is None and isinstance(value, torch.Tensor):
+            vector = value.ndim == 1 and value.numel() > 1
+            operands[node] = slim.constant(node, 0 if vector else None, piece.positions)
+    return Piece(slim.same(op, operands), piece.axis, piece.positions)
+
+
+def whole_op(op: Op, slim: Slim) -> Piece | None:
+    """The op on complete operands (exact for any op), then only the channels that are wanted."""
+    dead = [node for node in op.inputs if slim.piece(node) is None]
+    living = next((node for node in op.inputs if node not in dead), None)
+    if living is None:
+        return None
+    operands = {node: zeros(slim, node, living) if node in dead else slim.full(node) for node in op.inputs}
+    return wanted_of(op, slim, Piece(slim.same(op, operands)))
+
+
+def zeros(slim: Slim, node: fx.Node, living: fx.Node) -> fx.Node:
+    """A dead tensor in full: sizes that it shares with a living operand are read off that one, others are fixed."""
+    model, shape = slim.full(living), node.meta["value"].shape
+    same = living.meta["value"].shape if living.meta["value"].ndim == len(shape) else ()
+    sizes = [
+        slim.graph.call_method("size", (model, axis)) if same and same[axis] == size else int(size)
+        for axis, size in enumerate(shape)
+    ]
+    return slim.graph.call_method("new_zeros", (model, sizes))
+
+
+def wanted_of(op: Op, slim: Slim, piece: Piece) -> Piece:
+    """Drop the channels of a complete result that nobody reads."""
+    flow = slim.flow(op.node)
+    if flow is None or flow.axis is None:
+        return piece
+    positions = slim.wanted(flow.ids.reshape(-1))
+    if positions.size == flow.ids.size:
+        return piece
+    return Piece(slim.select(piece, flow.axis, positions, op.out), flow.axis, positions)
+
+
+def per_channel_module(op: Op, slim: Slim) -> Piece | None:
+    """A module with parameters per channel of axis 1: cut to the union of what its calls compute."""
+    source = op.inputs[0]
+    piece = slim.compact(source, 1)
+    if piece is None:
+        return None
+    calls = slim.calls.get(str(op.node.target), [])
+    if piece.axis is None and len(calls) < 2:
+        return Piece(slim.same(op, {source: piece.node}))
+    size = op.out.shape[1]
+    positions = piece.along(1, size)
+    if len(calls) > 1:
+        positions = np.flatnonzero(np.logical_or.reduce([slim.present[call.ids] for call in calls]))
+    path = slim.module(str(op.node.target), cut_module(op.module, positions, size))
+    made = Piece(slim.graph.call_module(path, (slim.fetch(source, 1, positions),)), 1, positions)
+    return living_only(op, slim, made, 1) if len(calls) > 1 else made
+
+
+def cut_module(module: nn.Module | None, positions: Ids, size: int) -> nn.Module:
+    """A copy whose vectors of length ``size`` keep ``positions`` only."""
+    assert module is not None
+    index = torch.from_numpy(positions)
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        if tensor.ndim == 1 and tensor.shape[0] == size:
+            cut = tensor.detach().index_select(0, index.to(tensor.device))
+            memo[id(tensor)] = nn.Parameter(cut, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
+    made = copy_module(module, memo)
+    for width in ("num_features", "num_parameters", "num_channels"):
+        if hasattr(made, width):
+            setattr(made, width, int(positions.size))
+    return made
+
+
+def scaled_by_gate(slim: Slim, piece: Piece, axis: int, values: torch.Tensor, ndim: int) -> Piece:
+    """A gate that no batch norm and no weight can take in: an explicit multiply."""
+    if bool((values == 1).all()):
+        return piece
+    shape = [1] * ndim
+    shape[axis] = -1
+    positions = piece.along(axis, values.numel())
+    constant = slim.attribute("gate_0", values[torch.from_numpy(positions)].reshape(shape))
+    return Piece(slim.graph.call_function(torch.mul, (piece.node, constant)), piece.axis, piece.positions)
+
+
+def _ndim(value: Any) -> int:
+    return value.ndim if isinstance(value, torch.Tensor) else _ndim(value[0])

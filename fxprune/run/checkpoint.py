@@ -1,0 +1,169 @@
+"""One file that is always whole: the state of a run, in plain tensors, numbers and texts; and the folder of a run that
+trains, started, or found and gone on with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxprune.errors import RunError
+from fxprune.files import NOTHING, NUMBER, Table, as_path, load_tensors, misfit, one_line
+from fxprune.run.folder import FACTS, NETWORK, Run
+from fxprune.wrapped import Wrapped
+
+FILE = "checkpoint.pt"
+SCHEMA = "fxprune.checkpoint/1"
+_PLAIN = (torch.Tensor, str, bool, int, float, type(None))
+_RUN: dict[str, Any] = {
+    "facts": dict, "phase": str, "at": dict, "net": dict, "optimizer": dict, "kept": dict, "method": (dict, NOTHING),
+    "rows": int, "seconds": NUMBER,
+}  # fmt: skip
+_AT: dict[str, Any] = {"epoch": int, "batch": int, "total": NUMBER, "samples": int, "accuracy": (*NUMBER, NOTHING)}
+_KEPT: dict[str, Any] = {
+    "accuracy": Table((*NUMBER, NOTHING)), "teacher": dict, "hardened": dict, "reached": NUMBER, "statistics": int,
+    "latency": str,
+}  # fmt: skip
+
+
+def save(file: Path, state: dict[str, Any]) -> None:
+    """Replace ``file``; whatever happens meanwhile, the old file or the new one is there, never a part of one."""
+    _check_plain(state, "the checkpoint")
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        with temporary.open("wb") as opened:
+            torch.save({"schema": SCHEMA, **state}, opened)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(temporary, file)
+        _sync_folder(file.parent)
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+        why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        left = "the one before is intact" if file.exists() else "there is none yet"
+        raise RunError(
+            f"the checkpoint {file} cannot be written ({why}); {left}",
+            fix="make room on the disk, then start the same run again: it goes on from that checkpoint",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(file: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Runs no code of the file's; ``mapped`` leaves tensors on the disk until they are looked at."""
+    try:
+        state = load_tensors(file, mapped=mapped)
+    except Exception as error:  # what a damaged file raises is not documented
+        raise damaged(file, one_line(error)) from error
+    if not isinstance(state, dict) or state.get("schema") != SCHEMA:
+        raise damaged(file, f"it is not of the form {SCHEMA}")
+    return state
+
+
+def load_run(file: Path) -> dict[str, Any]:
+    """The state of a run, with everything in it that a run goes on from."""
+    state = load(file)
+    wrong = misfit(state, _RUN) or misfit(state["at"], _AT)
+    if wrong is None:
+        kept = state["kept"]
+        done = ("accuracy", "reached", "statistics") if "hardened" in kept else ()
+        wrong = misfit(kept, {name: kind for name, kind in _KEPT.items() if name in (*kept, *done)})
+    if wrong is not None:
+        raise damaged(file, wrong)
+    return state
+
+
+def damaged(file: Path | None, why: str) -> RunError:
+    return RunError(f"{file} cannot be read: {why}", fix="restore it, or start anew elsewhere")
+
+
+def unfit(file: Path | None, what: str, error: BaseException) -> RunError:
+    return RunError(
+        f"{file} does not fit {what}: {one_line(error)}",
+        fix="go on with the versions of fxprune and of the model that wrote it, or start in a new folder",
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself, too, must survive a power cut."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_plain(value: Any, where: str) -> None:
+    """What ``weights_only`` would refuse is found when it is written, not when it is needed."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_plain(key, where)
+            _check_plain(entry, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for number, entry in enumerate(value):
+            _check_plain(entry, f"{where}[{number}]")
+    elif not isinstance(value, _PLAIN) or type(value).__module__.startswith("numpy"):
+        raise RunError(
+            f"{where} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold",
+            fix="keep tensors, numbers and texts in the states of modules and optimizers",
+        )
+
+
+# What can be there before the first checkpoint is.
+_EARLY = (FACTS, NETWORK, "log.csv", "log.jsonl", "tensorboard")
+
+
+def open_run(
+    folder: str | os.PathLike[str], wrapped: Wrapped, facts: dict[str, Any], resume: bool
+) -> tuple[Run, dict[str, Any] | None]:
+    """The run, and its checkpoint if it has one."""
+    path = as_path(folder, "run")
+    try:
+        return _open_run(path, wrapped, facts, resume)
+    except OSError as error:
+        raise RunError(
+            f"run={str(path)!r} cannot be written: {error}", fix='name a folder: run="runs/first"'
+        ) from error
+
+
+def _open_run(path: Path, wrapped: Wrapped, facts: dict[str, Any], resume: bool) -> tuple[Run, dict[str, Any] | None]:
+    if (path / FILE).is_file():
+        if not resume:
+            how = "resume=True, or fxprune prune --resume"
+            raise RunError(f"{path} holds a run already", fix=f"name an empty folder, or go on with it: {how}")
+        saved = load_run(path / FILE)
+        if _trained(saved) or saved["facts"] == facts:
+            _compare(path, saved["facts"], facts)
+            return Run(path), saved
+        (path / FILE).unlink()  # stopped before its first step, by a mistake that is mended now
+    inside = list(path.iterdir()) if resume and path.is_dir() else []
+    if any(FACTS in entry.name for entry in inside) and all(map(_is_early, inside)):
+        for entry in inside:  # a run that was cut off before there was anything to keep
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    return Run.create(path, wrapped), None
+
+
+def _trained(saved: dict[str, Any]) -> bool:
+    """Whether there is a step that could be lost."""
+    at, kept = saved["at"], saved["kept"]
+    return bool(at["epoch"] or at["batch"] or "teacher" in kept or "hardened" in kept)
+
+
+def _is_early(entry: Path) -> bool:
+    names = [name for known in (*_EARLY, FILE) for name in (known, f".{known}")]
+    return entry.name in _EARLY or (entry.name.endswith(".tmp") and entry.name.startswith(tuple(names)))
+
+
+def _compare(path: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
+    differ = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    if differ:
+        said = "; ".join(f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in differ)
+        raise RunError(
+            f"the run in {path} was started with other settings: {said}",
+            fix="use the same settings to go on with it, or another folder to start anew"
+            + ("; random weights are others in every process: load or seed them" if differ == ["teacher"] else ""),
+        )

@@ -1,0 +1,335 @@
+"""The folder of a pruning run: ``run.json``, ``network.json``, ``hardened/`` and ``slim/``. Nothing in it is pickled.
+
+- ``run.json``: what was pruned, on which inputs, to which budget, and how far the run is.
+- ``network.json``: the layers and joins of the net, and what became of them: for reports, which run no code.
+- ``hardened/``: the net after its gates were decided, at its original width, as source and weights.
+- ``slim/``: the final net, as source and weights. Fine-tuned, it computes something else than ``hardened/``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_map
+
+from fxprune.analysis.inspection import describe, plain
+from fxprune.cost.model import METRICS, Cost
+from fxprune.cost.target import Target
+from fxprune.count import Count, batch_size, count
+from fxprune.errors import ExportError, FxPruneError, OptionError, RunError
+from fxprune.files import as_path, file_above, told, write_atomically
+from fxprune.save.folder import read, text_of, write_net
+from fxprune.slim.full_width import frozen
+from fxprune.slim.verify import TOLERANCE, noise, tensors
+from fxprune.slimming import present_ids, survivors
+from fxprune.wrapped import Wrapped
+
+_CONTAINERS: dict[str, Any] = {"tuple": tuple, "list": list}
+
+
+def described(value: Any) -> Any:
+    """
+    >>> described((torch.zeros(1, 3), {"scale": 2}))
+    {'tuple': [{'shape': [1, 3], 'dtype': 'float32'}, {'dict': {'scale': 2}}]}
+    """
+    if isinstance(value, torch.Tensor):
+        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    for name, kind in _CONTAINERS.items():
+        if type(value) is kind:
+            return {name: list(map(described, value))}
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {"dict": {key: described(entry) for key, entry in value.items()}}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise OptionError(
+        f"an example input of type {type(value).__module__}.{type(value).__qualname__} cannot be written down",
+        fix="use tensors, numbers and texts, in tuples, lists and dicts, as example_inputs",
+    )
+
+
+def restored(text: Any) -> Any:
+    """What ``described`` was given, with tensors of zeros (those of floats without data: they only have a shape).
+
+    >>> restored({"tuple": [{"shape": [1, 3], "dtype": "int64"}, {"dict": {"scale": 2}}]})
+    (tensor([[0, 0, 0]]), {'scale': 2})
+    """
+    if not isinstance(text, dict):
+        return text
+    if set(text) == {"shape", "dtype"}:
+        dtype = getattr(torch, str(text["dtype"]), None)
+        if isinstance(dtype, torch.dtype) and all(type(size) is int and size >= 0 for size in text["shape"]):
+            return torch.zeros(text["shape"], dtype=dtype, device="meta" if dtype.is_floating_point else "cpu")
+    for name, kind in _CONTAINERS.items():
+        if set(text) == {name}:
+            return kind(restored(entry) for entry in text[name])
+    if set(text) == {"dict"}:
+        return {key: restored(entry) for key, entry in text["dict"].items()}
+    raise RunError(f"{text} describes no example input")
+
+
+FACTS, NETWORK, HARDENED, SLIM = "run.json", "network.json", "hardened", "slim"
+SCHEMA, VERSION = "fxprune.run/", 1
+NETWORK_SCHEMA = "fxprune.network/1"
+STAGES = ("pruning", "fine-tuning", "finished")  # then there is nothing, hardened/, and slim/ too
+_NAME = "name the folder of a pruning run; fxprune prune CONFIG.toml --run FOLDER makes one"
+
+
+class Run:
+    """A run folder that exists; ``Run.create`` starts a new one.
+
+    >>> import fxprune, tempfile
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    >>> wrapped = fxprune.wrap(net, 1/2, example_inputs=torch.zeros(1, 3, 8, 8)).harden()
+    >>> run = Run.create(tempfile.mkdtemp(), wrapped)
+    >>> run.write_hardened(wrapped)
+    >>> run.write_slim(fxprune.export(wrapped))
+    >>> again = Run(run.folder)
+    >>> again.stage, again.target.limits, again.slim()(*again.example(batch=5)[0]).shape
+    ('finished', (('volume', 0.5),), torch.Size([5, 4, 4, 4]))
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = as_path(folder, "folder")
+        with told("read", self.folder, RunError):
+            self._facts = _read(self.folder)
+        try:
+            self._inputs = restored(self._facts["args"]), restored(self._facts["kwargs"])
+            self.model = str(self._facts["model"])
+            self.full_cost = Cost(**self._facts["full_cost"])
+            self.target = Target.of(dict(self._facts["budget"]), "volume")
+            whole = [*self.full_cost.as_dict().values(), *(self.cost or {}).values()]
+            if list(map(type, self._inputs)) != [tuple, dict]:
+                raise ValueError("inputs that are none")
+            if not all(type(number) is int and number >= 0 for number in whole):
+                raise ValueError("a cost that is no whole number")
+            if self.cost is not None and set(self.cost) != set(METRICS):
+                raise ValueError(f"a cost of {', '.join(self.cost) or 'nothing'}")
+            if self.stage not in STAGES:
+                raise ValueError(f"there is no stage {self.stage!r}")
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, FxPruneError) as error:
+            said = error.cause if isinstance(error, FxPruneError) else f"{type(error).__name__}: {error}"
+            raise _damaged(self.folder, said) from error
+
+    @classmethod
+    def create(cls, folder: str | os.PathLike[str], wrapped: Wrapped) -> Run:
+        """Start a run; the folder must be new or empty."""
+        _check_wrapped(wrapped, "Run.create")
+        path = as_path(folder, "folder")
+        with told("written", path, RunError):
+            cls._start(path, wrapped)
+        return cls(path)
+
+    @staticmethod
+    def _start(path: Path, wrapped: Wrapped) -> None:
+        file = file_above(path)
+        if file is not None:
+            raise RunError(f"{file} is a file, so there can be no folder {path}", fix="name another folder")
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            raise RunError(
+                f"{path} is there already and is not an empty folder",
+                fix="name another folder, or empty this one",
+            )
+        from fxprune import __version__
+
+        args, kwargs = wrapped.analysis.channels.trace.example
+        facts = {
+            "schema": f"{SCHEMA}{VERSION}",
+            "fxprune": __version__,
+            "model": type(wrapped).__name__,
+            "args": described(tuple(args)),
+            "kwargs": described(dict(kwargs)),
+            "full_cost": wrapped.full_cost().as_dict(),
+            "budget": dict(wrapped.target.limits),
+            "stage": STAGES[0],
+            "cost": None,  # of slim/
+        }
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path / FACTS, json.dumps(facts, indent=2) + "\n")
+        _record(path, {"inspection": _described(wrapped)})
+
+    @property
+    def stage(self) -> str:
+        """``"pruning"``, ``"fine-tuning"`` once the gates are decided, or ``"finished"``."""
+        return str(self._facts["stage"])
+
+    @property
+    def cost(self) -> dict[str, int] | None:
+        """Volume, FLOPs and parameters of the slim net, once there is one."""
+        found: dict[str, int] | None = self._facts["cost"]
+        return found
+
+    def write_hardened(self, wrapped: Wrapped) -> None:
+        """Keep the hardened net, at its original width."""
+        _check_wrapped(wrapped, "write_hardened")
+        self._write(HARDENED, frozen(wrapped))
+        living = survivors(wrapped.analysis, present_ids(wrapped, "mixed"))
+        self.record(inspection=_described(wrapped), living=living, joins=None, certificate=None)
+        self._update(stage=STAGES[1], cost=None)
+
+    def write_slim(self, slim: fx.GraphModule) -> None:
+        """Keep the final net, and what it costs."""
+        if self.stage == STAGES[0]:
+            raise RunError(
+                f"{self.folder} has no hardened net yet: what the slim net was made from is missing",
+                fix="call run.write_hardened(wrapped) first",
+            )
+        found = self._count(slim)
+        self._write(SLIM, slim)
+        made: Any = getattr(slim, "report", None)
+        if getattr(made, "living", None):  # a net that was loaded has none
+            self.record(living=made.living, joins=made.joined, certificate=_certificate(made))
+        self._update(stage=STAGES[2], cost={metric: getattr(found, metric) for metric in METRICS})
+
+    def record(self, **facts: Any) -> None:
+        """Keep what a report should tell, in ``network.json``, beside what is there."""
+        with told("written", self.folder, RunError):
+            _record(self.folder, facts)
+
+    def _count(self, slim: fx.GraphModule) -> Count:
+        """What the net costs on the run's inputs; one that cannot read them, or answers otherwise, is another net."""
+        if not isinstance(slim, fx.GraphModule) or isinstance(slim, Wrapped):
+            raise OptionError(
+                f"write_slim takes what fxprune.export returns, not a {type(slim).__name__}",
+                fix="call run.write_slim(fxprune.export(wrapped))",
+            )
+        args, kwargs = self.example(dtype=torch.float32)
+        net, hardened = copy.deepcopy(slim).cpu().float().eval(), self.hardened().float()
+        try:
+            found = count(net, args, kwargs)
+            with torch.no_grad():
+                made, expected = (tensors(one(*args, **kwargs)) for one in (net, hardened))
+        except Exception as error:
+            raise _foreign(self.folder, str(error).partition("\n")[0]) from error
+        if [tensor.shape for tensor in made] != [tensor.shape for tensor in expected]:
+            raise _foreign(self.folder, "its outputs have other shapes than those of the hardened net")
+        return found
+
+    def hardened(self) -> nn.Module:
+        """The net of ``hardened/``, in eval mode. This runs its source: load only what you trust."""
+        if self.stage == STAGES[0]:
+            raise RunError(
+                f"{self.folder} has no hardened net yet: it is still {self.stage}",
+                fix="let the run go on until its gates are decided",
+            )
+        return read(self.folder / HARDENED, "cpu")
+
+    def slim(self) -> nn.Module:
+        """The net of ``slim/``, in eval mode. This runs its source: load only what you trust."""
+        if self.stage != STAGES[2]:
+            raise RunError(
+                f"{self.folder} has no slim net yet: it is still {self.stage}", fix="let the run go on to its end"
+            )
+        return read(self.folder / SLIM, "cpu")
+
+    def example(
+        self, batch: int | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Random inputs (integers: zeros) of the run's shapes, the same every time: positional and keyword arguments.
+
+        ``batch`` takes the place of the batch size, ``dtype`` of the types of floating point.
+        """
+
+        def typed(made: Any, leaf: Any) -> Any:
+            return made.to(dtype or leaf.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else made
+
+        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+            raise OptionError(f"batch={batch!r} is no batch size", fix="write a whole number, such as batch=4")
+        made = noise(*self._inputs, batch or self.batch, torch.device("cpu"))
+        found: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(typed, made, self._inputs)
+        return found
+
+    @property
+    def batch(self) -> int:
+        """The batch size of the example that the net was pruned with."""
+        return batch_size(*self._inputs)
+
+    def _write(self, part: str, net: nn.Module) -> None:
+        from fxprune import __version__
+
+        write_net(net, self.folder / part, __version__)
+
+    def _update(self, **changes: Any) -> None:
+        """After the part that it tells of: a run that is cut off in between is a step behind, never ahead."""
+        self._facts = {**self._facts, **changes}
+        write_atomically(self.folder / FACTS, json.dumps(self._facts, indent=2) + "\n")
+
+
+def check_writable(wrapped: Wrapped) -> None:
+    """A net that no run can keep is refused before it is trained."""
+    from fxprune import __version__
+
+    try:
+        text_of(frozen(wrapped), __version__)
+    except ExportError as error:
+        raise RunError(
+            f"a run keeps its nets as source that needs torch only, but {error.cause}",
+            fix="leave run out (then nothing can be resumed), or build the model from torch.nn's own modules",
+        ) from error
+
+
+def _described(wrapped: Wrapped) -> dict[str, Any]:
+    args, kwargs = wrapped.analysis.channels.trace.example
+    return describe(wrapped.analysis, type(wrapped).__name__, (args, kwargs)).as_dict()
+
+
+def _certificate(made: Any) -> dict[str, Any]:
+    """What export found when it compared the hardened net with the slim one; no error: it did not."""
+    tried = {"error": made.error, "batches": made.batches, "dtype": "float64", "tolerance": TOLERANCE}
+    return {**tried, "fused": made.fused}
+
+
+def _record(folder: Path, facts: dict[str, Any]) -> None:
+    try:
+        known = json.loads((folder / NETWORK).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        known = {}  # a report can do without
+    kept = known if isinstance(known, dict) and known.get("schema") == NETWORK_SCHEMA else {}
+    write_atomically(folder / NETWORK, json.dumps({"schema": NETWORK_SCHEMA, **kept, **plain(facts)}) + "\n")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}", fix=_NAME)
+    if not (folder / FACTS).is_file():
+        above = (folder.parent / FACTS).is_file()
+        raise RunError(
+            f"{folder} is not the folder of a run: it has no {FACTS}", fix=f"name {folder.parent}" if above else _NAME
+        )
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(folder, str(error)) from error
+    schema = str(facts.get("schema")) if isinstance(facts, dict) else ""
+    version = schema.removeprefix(SCHEMA)
+    if not schema.startswith(SCHEMA) or not version.isdecimal() or len(version) > 9:
+        raise RunError(f"{folder / FACTS} was not written by fxprune", fix=_NAME)
+    if int(version) > VERSION:
+        raise RunError(
+            f"{folder} was written by fxprune {facts.get('fxprune')}, in format {version}; this one reads {VERSION}",
+            fix="pip install --upgrade fxprune",
+        )
+    found: dict[str, Any] = facts
+    return found
+
+
+def _check_wrapped(wrapped: Any, call: str) -> None:
+    if not isinstance(wrapped, Wrapped):
+        raise OptionError(f"{call} takes a wrapped net, not a {type(wrapped).__name__}", fix="call fxprune.wrap first")
+
+
+def _foreign(folder: Path, why: str) -> RunError:
+    return RunError(
+        f"this net does not belong to the run {folder}: {why}", fix="write what was exported from the run's wrapped net"
+    )
+
+
+def _damaged(folder: Path, why: str) -> RunError:
+    return RunError(
+        f"{folder / FACTS} is damaged: {why}", fix="restore it: what it says cannot be told from the other files"
+    )

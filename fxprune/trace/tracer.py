@@ -1,0 +1,396 @@
+"""The tracer: ``torch.fx`` with proxies that know the example's shapes, functional in-place ops, and a fallback for
+what cannot be traced. What Python code takes out of the graph (a branch, a loop count, an index) is noted: the graph
+asserts that it stays the same."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from fxprune.channels.facts import Leaf, Specialisation
+from fxprune.count import batch_size
+from fxprune.trace import writes
+from fxprune.trace.frames import call_site, error_line, is_user_function, one_line, user_line
+from fxprune.trace.normal_form import functional_form, usual_spelling
+from fxprune.trace.proxy import ShapeProxy, proxies
+from fxprune.trace.torch_private import Recorded, Untraceable, true_len
+from fxprune.trace.values import Values, conv_cost, to_meta
+
+
+def specialise(tracer: Tracer, proxy: ShapeProxy, convert: Callable[[Any], Any], *, final: bool = False) -> Any:
+    """The example's value, handed to Python; the graph checks from now on that it is still the same.
+
+    Torch's argument parser asks a number for its index too, before it hands the call to us with the number as it
+    was: an index is only taken as consumed when no node of the same call follows.
+    """
+    if isinstance(proxy.value, torch.Tensor):
+        return convert(constant(tracer, proxy, convert.__name__))
+    if convert is operator.index and not final:
+        tracer.pending.append((proxy, call_site()))
+        return operator.index(proxy.value)
+    value, source = convert(proxy.value), user_line()
+    kind = "branch" if convert is bool else "value"
+    tracer.specialisations.append(Specialisation(proxy.node.name, kind, value, source))
+    check(tracer, proxy.node, convert, value, source)
+    return value
+
+
+def settle(tracer: Tracer) -> None:
+    """A node follows: an index that another call has asked for was consumed."""
+    pending, tracer.pending = tracer.pending, []
+    here = call_site()
+    for proxy, site in pending:
+        if site != here:
+            specialise(tracer, proxy, operator.index, final=True)
+
+
+def length(tracer: Tracer, proxy: ShapeProxy) -> int:
+    """How many entries a tuple or list has: known, unless code that was not looked into made it."""
+    count, node = true_len(proxy.value), proxy.node
+    maker = node
+    while maker.target is operator.getitem and isinstance(maker.args[0], fx.Node):
+        maker = maker.args[0]
+    known = maker.op in ("call_method", "get_attr", "call_function") and not is_user_function(maker.target)
+    if maker.op == "call_module":
+        known = type(tracer.root.get_submodule(str(maker.target))).__module__.startswith("torch.nn.")
+    if not known:
+        check(tracer, node, true_len, count, user_line())
+    return count
+
+
+def constant(tracer: Tracer, proxy: ShapeProxy, what: str) -> Any:
+    try:
+        return tracer.values.constant(proxy.node)
+    except ValueError:
+        raise Untraceable(f"{what}() of a tensor that depends on the input") from None
+
+
+def check(tracer: Tracer, node: fx.Node, convert: Callable[[Any], Any] | None, value: Any, source: str | None) -> None:
+    """Let the graph assert that ``convert(node)`` is still ``value``."""
+    if (node, convert, repr(value)) in tracer.checked:
+        return
+    tracer.checked.add((node, convert, repr(value)))
+
+    def call(function: Callable[..., Any], *args: Any, result: Any) -> fx.Node:
+        made = tracer.graph.call_function(function, args)
+        made.meta.update(value=result, source=node.meta["source"], module=node.meta.get("module"))
+        return made
+
+    held: Any = node
+    if convert is not None and (convert is true_len or type(node.meta["value"]) is not type(value)):
+        held = call(convert, node, result=value)
+    if value is True:
+        same = held
+    elif value is False:
+        same = call(torch.sym_not, held, result=True)
+    else:
+        same = call(operator.eq, held, value, result=True)
+    way = "this input would take another way through the model than the example did"
+    said = f"fxprune: {way} ({value!r} at {source or node.name}); wrap the model with an example of this shape"
+    call(torch._assert, same, said, result=None)
+
+
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
+class TrainingFlag(int):
+    """Stands for ``self.training`` while tracing: passed on it becomes a node, in an ``if`` it is a specialisation."""
+
+    tracer: Tracer
+    path: str
+
+    def __bool__(self) -> bool:
+        self.tracer.training_was_read(self.path)
+        return False
+
+
+class Tracer(fx.Tracer):
+    """Traces ``root`` (a meta copy) for one example; ``real`` is the user's untouched model."""
+
+    def __init__(self, real: nn.Module, device: torch.device, leaf: Callable[[str, nn.Module], bool]) -> None:
+        super().__init__()
+        self.real, self.device, self.is_user_leaf = real, device, leaf
+        self.specialisations: list[Specialisation] = []
+        self.leaves: list[Leaf] = []
+        self.by_storage: dict[int, list[fx.Node]] = {}
+        self.stale: dict[fx.Node, str] = {}  # nodes whose tensor was overwritten through an alias
+        self.paused = False  # while a value is computed, modules run as they are
+        self.training_reads = 0
+        self.pending: list[tuple[ShapeProxy, tuple[int, int]]] = []  # indices that Python or torch has asked for
+        self.checked: set[tuple[object, ...]] = set()
+
+    # ---------------------------------------------------------------- entry
+
+    def trace_example(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Graph:
+        self.values = Values(root, self.real, self.device)
+        self.example = inspect.signature(root.forward).bind(*args, **kwargs)
+        self.batch = batch_size(args, kwargs)
+        self.attribute_names = {id(t): n for n, t in [*root.named_parameters(), *root.named_buffers()]}
+        self.autocast = _autocast()
+        with Recorded(self):
+            return self.trace(root)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        """One placeholder per argument of the example; arguments that it leaves out keep their default."""
+        parameters = inspect.signature(self.root.forward).parameters
+        for name, given in self.example.arguments.items():
+            kind = parameters[name].kind
+            self.create_placeholder(_STARS.get(kind, "") + name, given)
+        flag = self._flag("")
+
+        def run(*_: Any) -> Any:
+            given: dict[str, Any] = {}
+            for node in list(self.graph.nodes):
+                if node.op == "placeholder":
+                    given[str(node.target).lstrip("*")] = self.placeholder_proxies[node]
+            bound = inspect.BoundArguments(self.example.signature, given)
+            self.root.__dict__["training"] = flag
+            try:
+                if has_hooks(self.root):
+                    return fx._symbolic_trace._orig_module_call(self.root, *bound.args, **bound.kwargs)
+                return self.root.forward(*bound.args, **bound.kwargs)
+            finally:
+                self.root.__dict__["training"] = False
+
+        return run, []
+
+    def create_placeholder(self, name: str, given: Any) -> None:
+        if not hasattr(self, "placeholder_proxies"):
+            self.placeholder_proxies: dict[fx.Node, Any] = {}
+        node = self.graph.create_node("placeholder", name, (), {})
+        node.meta.update(value=to_meta(given), source=None, module="")
+        for leaf in tree_flatten(node.meta["value"])[0]:
+            if isinstance(leaf, torch.Tensor):
+                self.by_storage.setdefault(leaf.untyped_storage()._cdata, []).append(node)
+        tensors = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, torch.Tensor)]
+        # A flag or a number given as example is a constant of the graph; another value is refused when it runs.
+        self.placeholder_proxies[node] = self.proxy(node) if tensors else given
+        if not tensors and not name.startswith("*"):
+            self.check(node, None, given, f"argument {name}")
+
+    # ---------------------------------------------------------------- nodes and proxies
+
+    def proxy(self, node: fx.Node) -> ShapeProxy:
+        return ShapeProxy(node, self)
+
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
+    ) -> Any:
+        settle(self)
+        if _autocast() != self.autocast:
+            raise Untraceable("torch.autocast inside of forward() is lost in a graph: call the network under autocast")
+        target, args, kwargs = functional_form(kind, target, args, kwargs)
+        args, kwargs = usual_spelling(kind, target, args, kwargs, self.root)
+        if kind == "call_method" and target.endswith("_") and not target.startswith("_") and target != "requires_grad_":
+            raise Untraceable(f"{target}() writes in place and has no form that does not")
+        for argument in _nodes((args, kwargs)):
+            if argument in self.stale:
+                raise Untraceable(self.stale[argument])
+        node = self.graph.create_node(kind, target, args, kwargs, name, None)
+        node.meta["source"] = user_line()
+        node.meta["module"] = self.scope.module_path
+        if kind != "output":
+            paused, self.paused = self.paused, True
+            try:
+                node.meta["value"] = value = self.values.of(node)
+            except Exception:
+                self.graph.erase_node(node)
+                raise
+            finally:
+                self.paused = paused
+            if isinstance(value, torch.Tensor):
+                self.by_storage.setdefault(value.untyped_storage()._cdata, []).append(node)
+        return node
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        name: Any = None,
+        type_expr: Any = None,
+        proxy_factory_fn: Any = None,
+    ) -> Any:
+        if kind == "call_function" and is_user_function(target):  # marked as opaque by torch.fx.wrap: look inside
+
+            def opaque(error: Exception | None) -> Any:
+                made = super(Tracer, self).create_proxy(kind, target, args, kwargs)
+                made.node.meta["is_wrapped"] = True  # fx must not look inside either when it reads a pickle
+                if error is not None:
+                    called = f"{target.__module__}.{target.__name__}"
+                    self.leaves.append(Leaf(called, "function", one_line(error), error_line(error)))
+                return made
+
+            return self._without_grad(self._inlined(target, opaque, args, kwargs))
+        made = super().create_proxy(kind, target, args, kwargs, name, type_expr)
+        writes.note_view(made, target, args)
+        overwritten = functional_form.overwritten(kind, target, args, kwargs, self.root)
+        if overwritten is not None:
+            return self.update(overwritten, made)
+        return made if kind in ("call_module", "get_attr") else self._without_grad(made)
+
+    def _without_grad(self, made: Any) -> Any:
+        """``torch.no_grad()`` is lost in a graph: what the model computes under it is detached instead."""
+        if torch.is_grad_enabled() or type(made) is not ShapeProxy or made.node.target == "detach":
+            return made
+        floats = isinstance(made.value, torch.Tensor) and (made.value.is_floating_point() or made.value.is_complex())
+        return super().create_proxy("call_method", "detach", (made,), {}) if floats else made
+
+    def create_arg(self, a: Any) -> Any:
+        if type(a) is ShapeProxy:
+            return a.node
+        if isinstance(a, TrainingFlag):
+            return self.create_node("get_attr", f"{a.path}.training".lstrip("."), (), {})
+        if isinstance(a, torch.Tensor) and id(a) in self.attribute_names:
+            return self.create_node("get_attr", self.attribute_names[id(a)], (), {})
+        if isinstance(a, np.generic):  # a number of numpy's would be written as such, and there is no numpy in a graph
+            return a.item()
+        if isinstance(a, torch.Size):
+            return tuple(self.create_arg(entry) for entry in a)
+        return super().create_arg(a)
+
+    def call_method(self, owner: ShapeProxy, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in ("dim", "ndimension", "is_floating_point", "is_complex"):
+            return getattr(owner.value, name)()
+        if name in ("item", "tolist") and isinstance(owner.value, torch.Tensor):
+            return getattr(self.constant(owner, name), name)()
+        if name == "type" and not args and not kwargs:  # a name for Python
+            return torch.empty(0, dtype=owner.value.dtype, device=self.device).type()
+        if name in ("zero_", "fill_", "copy_"):
+            return writes.overwrite(self, owner, (*args, *kwargs.values(), 0)[0])
+        return self.create_proxy("call_method", name, (owner, *args), kwargs)
+
+    # ---------------------------------------------------------------- what Python consumed, and what it wrote
+
+    specialise, length, constant, check = specialise, length, constant, check
+    update, assign = writes.update, writes.assign
+
+    def training_was_read(self, path: str) -> None:
+        self.training_reads += 1
+        self.specialisations.append(Specialisation(path or "model", "training", False, user_line()))
+
+    # ---------------------------------------------------------------- modules
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        name = None if self.paused else self.attribute_names.get(id(attr_val))
+        if name is None or not isinstance(attr_val, torch.Tensor):
+            return attr_val
+        known = parameter_proxy_cache.get(name)
+        if known is None or known.node not in self.graph._find_nodes_lookup_table:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if self.is_user_leaf(module_qualified_name, m) or isinstance(m, torch.jit.ScriptModule):
+            return True
+        own = vars(m).get("forward")  # chosen by __init__, as by self.forward = self.forward_fast
+        owner = own or next(cls for cls in type(m).__mro__ if "forward" in cls.__dict__)
+        of_torch = str(getattr(owner, "__module__", "")).startswith("torch.nn.")
+        return of_torch and not isinstance(m, nn.Sequential)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.paused or fx._symbolic_trace._find_proxy(args, kwargs) is None:
+            return forward(*args, **kwargs)
+        path = self._path(m)
+        if self.is_leaf_module(m, path):
+            made = self.create_proxy("call_module", path, args, kwargs)
+            if self.is_user_leaf(path, m):
+                self._note_leaf(m, path, args, kwargs, "kept as a leaf on request", None)
+            elif has_hooks(m):  # they see, and may change, what a smaller layer would not have
+                made.node.meta["hooked"] = True
+                self._note_leaf(m, path, args, kwargs, "it has forward hooks", None)
+            return self._without_grad(made)
+        scope, self.scope = self.scope, fx.proxy.Scope(path, type(m))
+        m.__dict__["training"] = self._flag(path)
+
+        def opaque(error: Exception | None) -> Any:
+            m.__dict__["training"] = False
+            leaf = super(Tracer, self).create_proxy("call_module", path, args, kwargs)
+            if error is not None:
+                self._note_leaf(m, path, args, kwargs, one_line(error), error_line(error))
+            return leaf
+
+        try:
+            return self._without_grad(self._inlined(forward, opaque, args, kwargs))
+        finally:
+            m.__dict__["training"] = False
+            self.scope = scope
+
+    def _note_leaf(self, m: nn.Module, path: str, args: Any, kwargs: Any, reason: str, source: str | None) -> None:
+        given, named = tree_map(lambda leaf: leaf.value if type(leaf) is ShapeProxy else leaf, (args, kwargs))
+        self.paused = True
+        try:
+            cost = conv_cost(m, self.real.get_submodule(path), given, named, self.batch)
+        finally:
+            self.paused = False
+        self.leaves.append(Leaf(path, type(m).__name__, reason, source, *cost))
+
+    def _inlined(
+        self, call: Callable[..., Any], opaque: Callable[[Exception | None], Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Trace through ``call``; where that fails, take back what it recorded and keep it as one opaque node."""
+        mark, reads = self.graph._root._prev, self.training_reads
+        state = dict(self.stale), len(self.specialisations), len(self.leaves), set(self.checked)
+        names = {proxy: proxy.node for proxy in proxies((args, kwargs))}
+        try:
+            made = call(*args, **kwargs)
+        except Exception as error:
+            self._undo(mark, state, names)
+            try:
+                return opaque(error)
+            except Exception:
+                raise error from None
+        if self.training_reads > reads and args and made is args[0]:
+            # Does nothing in eval mode and something in training: stochastic depth and its kind. Keep it.
+            self._undo(mark, state, names)
+            made = opaque(None)
+            made.node.meta["identity"] = True
+        return made
+
+    def _undo(self, mark: fx.Node, state: Any, names: dict[ShapeProxy, fx.Node]) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            if node is mark:
+                break
+            self.graph.erase_node(node)
+        self.stale, count, leaves, self.checked = state
+        del self.specialisations[count:], self.leaves[leaves:]
+        for proxy, node in names.items():
+            proxy.node = node
+
+    def _path(self, module: nn.Module) -> str:
+        paths = self.submodule_paths
+        assert paths is not None
+        if module not in paths:  # made inside forward()
+            name = self.get_fresh_qualname("inline_")
+            self.root.add_module(name, module)
+            paths[module] = name
+        return paths[module]
+
+    def _flag(self, path: str) -> TrainingFlag:
+        flag = TrainingFlag(0)
+        flag.tracer, flag.path = self, path
+        return flag
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Forward hooks of the model's author; torch's own (weight norm, spectral norm) are part of the layer."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
+
+
+def _autocast() -> tuple[bool, bool]:
+    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
+def _nodes(tree: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(tree, lambda node: found.append(node))
+    return found

@@ -1,0 +1,174 @@
+"""What each node computes for the example, on the meta device: shapes and dtypes without arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fxprune.count import count
+from fxprune.modules import copy_module
+
+# Modules whose output has their input's shape and dtype. A meta kernel would find that out too, a hundred times slower.
+_SAME_SHAPE: tuple[type[nn.Module], ...] = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Sigmoid, nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softmax, nn.Softplus,
+)  # fmt: skip
+_SAME_TENSOR: tuple[type[nn.Module], ...] = (
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+)  # fmt: skip
+RANDOM = (torch.rand, torch.randint, torch.randn, torch.randperm)
+
+
+def to_meta(tree: Any) -> Any:
+    """Every tensor in a nested structure, moved to the meta device."""
+    if isinstance(tree, torch.Tensor):
+        return tree if tree.is_meta else tree.to("meta")
+    return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+class Values:
+    """Evaluates nodes one by one; ``real`` is the user's model, used only where the meta device cannot answer."""
+
+    def __init__(self, root: nn.Module, real: nn.Module, device: torch.device) -> None:
+        self.root, self.real, self.device = root, real, device
+        self.modules = dict(root.named_modules())
+        self.copies: dict[str, nn.Module] = {}
+        self.computed: dict[fx.Node, Any] = {}  # constants
+
+    def _module(self, path: str) -> nn.Module:
+        return self.modules.get(path) or self.root.get_submodule(path)  # some are made inside forward()
+
+    def _scratch(self, path: str) -> nn.Module:
+        """A module with its real weights, to run: in eval mode, and a copy, for a call may leave something behind."""
+        if path not in self.copies:
+            owner = self.real if has_attribute(self.real, path) else self.root
+            self.copies[path] = copy_module(owner.get_submodule(path)).eval()
+        return self.copies[path]
+
+    def of(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            path = str(node.target)
+            return False if path.rpartition(".")[2] == "training" else to_meta(attribute(self.root, path))
+        args: Any = fx.node.map_arg(node.args, lambda n: n.meta["value"])
+        kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["value"])
+        module = self._module(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, _SAME_TENSOR) and len(args) == 1 and not kwargs:
+            return args[0]
+        if isinstance(module, _SAME_SHAPE) and len(args) == 1 and not kwargs:
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module._check_input_dim(args[0])
+            return args[0].new_empty(args[0].shape)
+        if node.target is torch.cat and len(args) == 2 and isinstance(args[1], int):
+            return _cat(args[0], args[1])
+        if node.target is getattr and args[1] == "device" and isinstance(args[0], torch.Tensor):
+            return self.device
+        with torch.no_grad():
+            try:
+                before = [
+                    (leaf, leaf._version) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+                ]
+                made = self._run(node, module, tuple(args), dict(kwargs))
+                if any(leaf._version != version for leaf, version in before) and not getattr(module, "inplace", False):
+                    raise TypeError(f"{node.target} writes to its input in place")  # and nothing would tell its readers
+                return made
+            except (NotImplementedError, RuntimeError) as error:
+                if not _is_meta_gap(error):
+                    raise
+            # No meta kernel, or the result's size depends on the data: run it once on made-up data.
+            if module is not None and has_attribute(self.real, str(node.target)):
+                module = self._scratch(str(node.target))
+            return to_meta(self._run(node, module, _made_up(tuple(args)), _made_up(dict(kwargs))))
+
+    @staticmethod
+    def _run(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if module is not None:
+            return to_meta(module(*args, **kwargs))
+        if node.op == "call_method":
+            return to_meta(getattr(args[0], str(node.target))(*args[1:], **kwargs))
+        assert callable(node.target)
+        return to_meta(node.target(*args, **kwargs))
+
+    def constant(self, node: fx.Node) -> Any:
+        """The real value of a node that depends on parameters and buffers only; raises ``ValueError`` otherwise."""
+        if node.op == "get_attr":  # a tensor made inside forward() is only known to the traced copy
+            path = str(node.target)
+            return attribute(self.real if has_attribute(self.real, path) else self.root, path)
+        if node.target in RANDOM:
+            raise ValueError(f"{node.name} is another one in every call")
+        if node.op not in ("call_function", "call_method", "call_module"):
+            raise ValueError(f"{node.name} depends on the input")
+        if node not in self.computed:
+            args: Any = fx.node.map_arg(node.args, self.constant)
+            kwargs: Any = fx.node.map_arg(node.kwargs, self.constant)
+            with torch.no_grad():
+                self.computed[node] = self._compute(node, args, kwargs)
+        return self.computed[node]
+
+    def _compute(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_module":
+            return self._scratch(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+
+def _cat(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """The meta kernel of ``cat`` takes as long as tracing the rest of a dense block."""
+    first = tensors[0]
+    same = all(t.ndim == first.ndim and t.dtype == first.dtype for t in tensors)
+    axis = dim % first.ndim if first.ndim else 0
+    shapes = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
+    if not same or len(shapes) > 1:
+        return torch.cat(tensors, dim)  # let torch decide, or complain
+    return first.new_empty((*first.shape[:axis], sum(t.shape[axis] for t in tensors), *first.shape[axis + 1 :]))
+
+
+def _is_meta_gap(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, NotImplementedError) or "meta" in text.lower() or "data-dependent" in text
+
+
+def _made_up(tree: Any) -> Any:
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.rand(leaf.shape).to(leaf.dtype)
+
+    return tree_map(fill, tree)
+
+
+def has_attribute(root: nn.Module, path: str) -> bool:
+    """Does a dotted path lead to a module, parameter or attribute?"""
+    found: Any = root
+    for atom in path.split("."):
+        if not isinstance(found, nn.Module) or not hasattr(found, atom):
+            return False
+        found = getattr(found, atom)
+    return True
+
+
+def attribute(root: nn.Module, path: str) -> Any:
+    """What a dotted path leads to."""
+    found: Any = root
+    for atom in path.split("."):
+        found = getattr(found, atom)
+    return found
+
+
+def conv_cost(
+    module: nn.Module, real: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
+) -> tuple[int, int, int]:
+    """Volume, FLOPs and parameters of the convolutions inside a module, for the shapes of this call."""
+    scratch = copy_module(real).eval()  # a call may leave something behind
+    for candidate, example in ((module, to_meta), (scratch, _made_up)):  # code that asks data needs some
+        try:
+            found = count(candidate, example(args), example(kwargs), batch)
+        except (NotImplementedError, RuntimeError):
+            continue
+        return found.volume, found.flops, found.params
+    return 0, 0, 0
