@@ -56,8 +56,8 @@ def wrap(
     Without ``example_inputs`` the areas of the feature maps are read off the first forward pass. While training, gates
     are drawn per ``"batch"`` or per ``"sample"`` (``noise``), and the budget slides to its target along a
     ``schedule``: ``"sigmoid"``, ``"linear"`` or ``"exponential"``. That the wrapped net computes what the model
-    computes is checked on noise of the example's shapes (on the example, if the model refuses noise), unless
-    ``verify`` is False.
+    computes is checked on noise of the example's shapes (on the example, if the model refuses noise; without an
+    example at the first forward pass), unless ``verify`` is False.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
     >>> wrapped = wrap(net, budget=1/2)
@@ -68,7 +68,7 @@ def wrap(
     check_choice("schedule", schedule, SCHEDULES)
     target = Target.of(budget, metric)
     ignored, leaves = several("ignore", ignore, str), several("leaf", leaf, (str, type))
-    options = {"ignore": ignored, "leaf": leaves, "guessed": example_inputs is None}
+    options = {"ignore": ignored, "leaf": leaves, "guessed": example_inputs is None, "verify": verify}
     with collected_later():
         analysis = analyse(model, example_inputs, ignore=ignored, leaf=leaves)
         wrapped = Wrapped(model, analysis, target, {**options, "noise": noise, "schedule": schedule})

@@ -24,6 +24,7 @@ from fxprune.gated.bank import LAWS, GateBank, Gates, Gaussian, gated_norm
 from fxprune.gated.insert import BANK, check_names, find_sites, insert, keep_passing, keep_unread
 from fxprune.gated.pressure import Pressure
 from fxprune.modules import copy_modes, copy_module, share_tensors
+from fxprune.slim.agreement import check_agreement
 from fxprune.timing import asks_for_latency, in_time, measure_latency, use_latency
 from fxprune.trace import real_root
 
@@ -122,6 +123,8 @@ class Wrapped(fx.GraphModule):
         object.__setattr__(self, "_sized", True)
         self.options["guessed"] = False
         self._first_forward.remove()
+        if self.options["verify"] and bool((self.bank.values() == 1).all()):  # nothing has moved the gates yet
+            check_agreement(model, self, (args, kwargs))
 
     # ------------------------------------------------------------ training
 

@@ -33,11 +33,24 @@ class Behind(Looks):
 
 
 def test_the_first_layer_that_differs_is_named() -> None:
-    with pytest.raises(TraceError, match=r"something else than the model, from 'head' on\n  at:  .*test_agree.py:\d+"):
+    with pytest.raises(TraceError, match=r"else than the model, from 'head' on\n  at:  .*test_agreement.py:\d+"):
         fxprune.wrap(Looks(), 1 / 2, example_inputs=X)
     with pytest.raises(TraceError, match="behind all of its layers"):
         fxprune.wrap(Behind(), 1 / 2, example_inputs=X)
     fxprune.wrap(Looks(), 1 / 2, example_inputs=X, verify=False)
+
+
+def test_without_an_example_the_first_forward_pass_is_compared() -> None:
+    for net, agrees in ((Looks(), False), (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), True)):
+        wrapped = fxprune.wrap(net, 1 / 2)
+        if agrees:
+            assert torch.equal(wrapped.train()(X), net.train()(X))
+            assert wrapped.training
+            assert wrapped.get_submodule("1").num_batches_tracked == 1  # the comparison leaves no trace
+        else:
+            with pytest.raises(TraceError, match="something else than the model"):
+                wrapped(X)
+            fxprune.wrap(net, 1 / 2, verify=False)(X)
 
 
 def test_a_leaf_mends_it() -> None:
