@@ -26,7 +26,7 @@ from fxprune.slim.agreement import check_agreement
 from fxprune.slim.fuse import fuse_batch_norms
 from fxprune.slim.verify import comparing, in_float64
 from fxprune.slim.verify import verify as verify_slim
-from fxprune.slimming import compile_wrapped, present_ids, survivors
+from fxprune.slimming import compile_wrapped, present_ids, report_on
 from fxprune.trace import example_arguments
 from fxprune.train.loop import Pruned, Tools, run_all
 from fxprune.train.search import with_strength
@@ -119,18 +119,18 @@ def export(
         wrapped = copy.deepcopy(wrapped).harden()
     present = present_ids(wrapped, connectivity, prepare)
     with collected_later():
-        slim, report = compile_wrapped(wrapped, present)
+        slim, joined = compile_wrapped(wrapped, present)
     check_finite(slim)  # what is dead may hold anything
+    error, batches = None, list[int]()
     if verify:
         with comparing():
             exact = in_float64(copy.deepcopy(wrapped))  # where only rounding is left to differ
             compiled = in_float64(compile_wrapped(exact, present)[0])
             if fuse:
                 fuse_batch_norms(compiled)
-            report.error, report.batches = verify_slim(exact, compiled, *wrapped.analysis.channels.trace.example)
-    report.living = survivors(wrapped.analysis, present)
-    report.fused = fuse_batch_norms(slim) if fuse else 0
-    report.after["network_params"] = sum(parameter.numel() for parameter in slim.parameters())  # counted, not estimated
+            error, batches = verify_slim(exact, compiled, *wrapped.analysis.channels.trace.example)
+    fused = fuse_batch_norms(slim) if fuse else 0
+    report = report_on(slim, wrapped.analysis, present, joined, fused=fused, error=error, batches=batches)
     slim.report = report  # type: ignore[assignment]
     slim.meta[_USER_PRESERVED_ATTRIBUTES_KEY] = {"report": report}  # what copy.deepcopy of a graph module takes along
     return slim

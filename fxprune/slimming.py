@@ -3,8 +3,10 @@ layer and join by join, as plain data that a report can keep."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,46 @@ from fxprune.slim.compile import compile_slim
 from fxprune.slim.connectivity import Bools, regular_blocks, revived
 
 JOINS = ("add", "mul", "cat")
+
+
+@dataclass(frozen=True)
+class SlimReport:
+    """What became of a net: ``slim.report``, which copies of the slim net keep.
+
+    | attribute | |
+    | --- | --- |
+    | `before`, `after` | costs of the unpruned and of the slim net, by metric |
+    | `removed` | layers that are gone |
+    | `widths` | layer -> channels that are left |
+    | `joins`, `joined` | how many joins of each kind there are; add -> kind (docs/explanation/connectivity.md) |
+    | `living` | layer by layer and join by join, which channels live: a text of 0 and 1 |
+    | `fused` | batch norms that were folded |
+    | `error` | largest difference from the gated net in float64, relative to its output; None without `verify` |
+    | `batches` | the batch sizes compared |
+
+    A pickle of the slim net needs torch only, so what it brings along is a namespace with the same attributes.
+    """
+
+    before: dict[str, float]
+    after: dict[str, float]
+    removed: tuple[str, ...]
+    widths: dict[str, int] = field(repr=False)
+    joins: dict[str, int]
+    joined: dict[str, str] = field(repr=False)
+    living: dict[str, Any] = field(repr=False)
+    fused: int
+    error: float | None
+    batches: list[int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for ``json.dumps``."""
+        return asdict(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SimpleNamespace, (), vars(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SlimReport:
+        return replace(self, **copy.deepcopy(vars(self), memo))
 
 
 def survivors(analysis: Analysis, present: npt.NDArray[np.bool_]) -> dict[str, Any]:
@@ -68,8 +110,8 @@ def present_ids(
     return present
 
 
-def compile_wrapped(wrapped: Wrapped, present: Bools) -> tuple[fx.GraphModule, SimpleNamespace]:
-    """The slim module of a hardened network and what there is to say about it."""
+def compile_wrapped(wrapped: Wrapped, present: Bools) -> tuple[fx.GraphModule, dict[str, str]]:
+    """The slim module of a hardened network, and how its adds were written (add -> kind)."""
     analysis, values, model = wrapped.analysis, wrapped.gate_values(), wrapped._original
     with evaluating(model):
         slim, joins = compile_slim(
@@ -77,17 +119,22 @@ def compile_wrapped(wrapped: Wrapped, present: Bools) -> tuple[fx.GraphModule, S
             dead=revived(analysis, present, torch.from_numpy(wrapped.masks()), values),
         )  # fmt: skip
     copy_modes(wrapped, slim)
+    return slim, joins
+
+
+def report_on(
+    slim: fx.GraphModule, analysis: Analysis, present: Bools, joined: dict[str, str], **found: Any
+) -> SlimReport:
+    """``found`` is what verifying and folding told."""
+    params = sum(parameter.numel() for parameter in slim.parameters())  # counted, not estimated
     kept = {layer.name for layer in analysis.layers if any(present[call.ids].any() for call in layer.calls)}
-    report = SimpleNamespace(
+    return SlimReport(
         before=analysis.full_cost.as_dict(),
-        after=analysis.costs.of_present(present).as_dict(),
+        after={**analysis.costs.of_present(present).as_dict(), "network_params": params},
         removed=tuple(layer.name for layer in analysis.layers if layer.name not in kept),
         widths={layer.name: int(present[layer.calls[0].ids].sum()) for layer in analysis.layers},
-        joins=dict(Counter(joins.values())),
-        joined=joins,  # add -> kind
-        living={},  # set by export: what passes.survivors tells
-        error=None,
-        batches=[],
-        fused=0,
+        joins=dict(Counter(joined.values())),
+        joined=joined,
+        living=survivors(analysis, present),
+        **found,
     )
-    return slim, report

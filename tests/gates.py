@@ -33,7 +33,7 @@ def check_gates(model: nn.Module, analysis: Analysis, frozen: tuple[str, ...] = 
     if isinstance(expected.get(output), int):
         expected[output] = OUTPUT
     expected |= gates or {}
-    told = {layer.name: layer.variables or layer.why.partition(":")[0] for layer in layers}
+    told = {layer.name: layer.variables or str(layer.why).partition(":")[0] for layer in layers}
     wrong = [
         f"{name}: {told.get(name, 'not found')}, declared: {expected.get(name)}"
         for name in {**expected, **told}

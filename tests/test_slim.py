@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,9 +116,10 @@ def test_the_report_counts_the_parameters_of_the_slim_net() -> None:
 
 def test_a_copy_keeps_the_report() -> None:
     slim = export(wrap(Net(), 0.6, example_inputs=IMAGE))
-    for made in (copy.deepcopy(slim), copy.deepcopy(copy.deepcopy(slim)), pickle.loads(pickle.dumps(slim))):
+    for made in (copy.deepcopy(slim), copy.deepcopy(copy.deepcopy(slim))):
         assert made.report == slim.report and made.report is not slim.report
-    assert pickle.loads(pickle.dumps(copy.deepcopy(slim))).report == slim.report
+    for made in (slim, copy.deepcopy(slim)):  # a pickle needs no fxprune
+        assert pickle.loads(pickle.dumps(made)).report == SimpleNamespace(**slim.report.as_dict())
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -6,6 +6,7 @@ A linear layer on a map is one of them: see ``Mixer.is_conv``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -18,6 +19,16 @@ from fxprune.errors import ModelError, OptionError
 Bools = npt.NDArray[np.bool_]
 
 
+class Ungated(Enum):
+    """Why a convolution has no gate, as it is told; of those that hold the first counts."""
+
+    DEPTHWISE = "depthwise: dies with its input channel"
+    IGNORED = "ignored on request"
+    FROZEN = "frozen by {0.op}: {0.why}"
+    OUTPUT = "writes a model output"
+    SCALES = "scales other channels: dies with the channel that it scales"
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A convolution (all calls of it) and its gate: ``variables`` gate variables from ``start``, or none and why."""
@@ -28,12 +39,17 @@ class Layer:
     variables: int
     grain: str  # "channel", "group", "group norm" or "" without a gate
     rows: Ids  # the gate variable of each channel, counted from ``start``; OPEN for a channel that has none
-    why: str = ""  # why there is no gate
+    ungated: Ungated | None = None
     freezes: tuple[Freeze, ...] = ()  # every op that keeps its channels
 
     @property
     def gated(self) -> bool:
         return self.variables > 0
+
+    @property
+    def why(self) -> str | None:
+        """Why there is no gate."""
+        return self.ungated and self.ungated.value.format(*self.freezes[:1])
 
     @property
     def channels(self) -> int:
@@ -67,24 +83,22 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
     for name, mixers in calls.items():
         ids = np.concatenate([mixer.ids.reshape(-1) for mixer in mixers])
         stopped = frozen[ids].any(0)
-        why, freezes = "", tuple(freeze for freeze, stops in zip(channels.freezes, stopped, strict=True) if stops)
-        if mixers[0].is_depthwise:
-            why = "depthwise: dies with its input channel"
-        elif any(fnmatchcase(name, pattern) for pattern in ignore):
-            why = "ignored on request"
-        elif freezes:
-            why = f"frozen by {freezes[0].op}: {freezes[0].why}"
-        elif written[ids].any():
-            why = "writes a model output"
-        elif scaling[ids].all():
-            why = "scales other channels: dies with the channel that it scales"
-        variable, grain = (np.full(mixers[0].ids.size, OPEN), "") if why else _grain(channels, mixers, scaling)
+        freezes = tuple(freeze for freeze, stops in zip(channels.freezes, stopped, strict=True) if stops)
+        holds = {
+            Ungated.DEPTHWISE: mixers[0].is_depthwise,
+            Ungated.IGNORED: any(fnmatchcase(name, pattern) for pattern in ignore),
+            Ungated.FROZEN: freezes,
+            Ungated.OUTPUT: written[ids].any(),
+            Ungated.SCALES: scaling[ids].all(),
+        }
+        ungated = next((why for why in Ungated if holds[why]), None)
+        variable, grain = (np.full(mixers[0].ids.size, OPEN), "") if ungated else _grain(channels, mixers, scaling)
         count = int(variable.max()) + 1
         for mixer in mixers:
             blocks[int(mixer.ids.flat[0])].gate = np.where(variable == OPEN, OPEN, variable + start).reshape(
                 mixer.ids.shape
             )
-        layers.append(Layer(name, tuple(mixers), start, count, grain, variable, why, freezes))
+        layers.append(Layer(name, tuple(mixers), start, count, grain, variable, ungated, freezes))
         start += count
     return tuple(layers)
 

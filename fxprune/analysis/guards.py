@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fxprune.analysis.gates import Layer
+from fxprune.analysis.gates import Layer, Ungated
 from fxprune.channels.facts import Channels
 from fxprune.channels.ids import FIXED, ONE, OPEN, Ids, IdTable, Mix, immortal
 from fxprune.cost.exact import Logic
@@ -100,7 +100,7 @@ def requirements(channels: Channels, layers: tuple[Layer, ...]) -> list[Requirem
     for freeze in channels.freezes:
         wanted.append(Requirement(f"{freeze.op}, which keeps every channel", freeze.ids, "every"))
     for layer in layers:
-        if layer.why == "writes a model output":
+        if layer.ungated is Ungated.OUTPUT:
             for call in layer.calls:
                 wanted.append(Requirement(f"{layer.name}, which writes an output", call.ids[:, 0], "every"))
     return [requirement for requirement in wanted if requirement.ids.size]

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 from fxprune.analysis import Analysis
 from fxprune.analysis.gates import Layer
 from fxprune.analysis.streams import dominators, pooling_blocks, streams
-from fxprune.channels.facts import Leaf, Specialisation
+from fxprune.channels.facts import Frozen, Leaf, Specialisation
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
                 writes=writes,
                 streams=tuple(dict.fromkeys(of_stream[join] for join in writes if join in of_stream)),
                 guarded=_why_guarded(layer, guards, passed, pooling & set(writes)),
-                ungated=layer.why or None,
+                ungated=layer.why,
                 source=call.node.meta.get("source"),
             )
         )
@@ -244,10 +244,9 @@ def _freezes(analysis: Analysis, layers: tuple[LayerInfo, ...]) -> tuple[FreezeI
     for freeze in analysis.channels.freezes:
         kept = [layer for layer in analysis.layers if freeze in layer.freezes]
         alone = [layer for layer in kept if len(layer.freezes) == 1]
-        leaf = freeze.why.startswith("not looked into")
         remedy = (
             "rewrite what its reason names so that it can be traced"
-            if leaf
+            if freeze.kind is Frozen.LEAF
             else "register a rule for it with @fxprune.rules.rule, or keep its input apart from what should be pruned"
         )
         found.append(

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fxprune.channels.facts import Channels, Freeze, Mixer, Trace
+from fxprune.channels.facts import Channels, Freeze, Frozen, Mixer, Trace
 from fxprune.channels.ids import FIXED, ONE, Ids, IdTable, immortal
 from fxprune.count import batch_size
 from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
@@ -87,12 +87,11 @@ def _relate_node(
     if all(bool(immortal(flow.ids).all()) for flow in inputs):
         fixed = all(bool((flow.ids == FIXED).all()) for flow in inputs)
         return constant_flow(node.meta["value"], FIXED if fixed else ONE)
-    why = "no rule for this op" if rule is None else "this use of the op needs every channel"
-    leaf = next((leaf for leaf in trace.leaves if node.op == "call_module" and leaf.path == node.target), None)
-    if leaf is not None:
-        why = f"not looked into: {leaf.reason}"
+    reasons = {leaf.path: leaf.reason for leaf in reversed(trace.leaves)} if node.op == "call_module" else {}
+    kind = Frozen.NO_RULE if rule is None else Frozen.NEEDS_ALL
+    kind, reason = (Frozen.LEAF, reasons[node.target]) if node.target in reasons else (kind, "")
     ids = np.unique(np.concatenate([flow.ids.reshape(-1) for flow in inputs]))
-    freezes.append(Freeze(node.name, op_name(node, module), node.meta["source"], why, ids))
+    freezes.append(Freeze(node.name, op_name(node, module), node.meta["source"], kind, reason, ids))
     return constant_flow(node.meta["value"])
 
 

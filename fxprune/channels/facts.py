@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from torch import fx, nn
@@ -81,15 +82,28 @@ class Affine:
     count: int
 
 
+class Frozen(Enum):
+    """Why an op freezes, as it is told."""
+
+    NO_RULE = "no rule for this op"
+    NEEDS_ALL = "this use of the op needs every channel"
+    LEAF = "not looked into: {}"
+
+
 @dataclass(frozen=True)
 class Freeze:
-    """An op without a rule (or one that needs every channel): what reaches it is kept."""
+    """An op that needs every channel, as far as we know: what reaches it is kept."""
 
     node: str
     op: str
     source: str | None
-    why: str
+    kind: Frozen
+    reason: str  # of a leaf: why it was not looked into
     ids: Ids = field(repr=False, compare=False)
+
+    @property
+    def why(self) -> str:
+        return self.kind.value.format(self.reason)
 
 
 @dataclass(frozen=True, eq=False)

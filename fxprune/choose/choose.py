@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fxprune.analysis import Analysis
-from fxprune.analysis.gates import Layer
+from fxprune.analysis.gates import Layer, Ungated
 from fxprune.choose.widths import trade
 from fxprune.cost.model import LATENCY
 from fxprune.cost.target import Target
@@ -134,7 +134,7 @@ class _Search:
         given = {
             "a smaller multiple_of": bool(self.steps),
             "smaller widths in minimum": bool(self.minima),
-            "fewer layers in wrap(ignore=...)": any(layer.why.startswith("ignored") for layer in self.analysis.layers),
+            "fewer layers in wrap(ignore=...)": any(layer.ungated is Ungated.IGNORED for layer in self.analysis.layers),
         }
         ways = ["a larger budget", *(way for way, is_open in given.items() if is_open)]
         fix = "ask for " + " or ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))

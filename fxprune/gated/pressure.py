@@ -103,6 +103,7 @@ NEAR = 1.0  # a gate this close to closing may be closed at once
 REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
 MEMORY = 0.008  # of progress: of the gates' momentum, which must be shorter than the look ahead
 BETA_1, BETA_2, BETA_SCALE = 0.9, 0.99, 0.95
+NUMBERS = ("progress", "asked_at", "steps", "scale", "passes", "pushed")  # and prices: in this order in early states
 
 
 class Holder(Protocol):
@@ -134,7 +135,13 @@ class Pressure(nn.Module):
     push: torch.Tensor
     place: torch.Tensor
     weights: torch.Tensor
-    dials: torch.Tensor
+    progress: torch.Tensor  # at the last step
+    asked_at: torch.Tensor  # progress at the last loss
+    steps: torch.Tensor
+    scale: torch.Tensor  # of the data loss's gradient
+    passes: torch.Tensor  # backward passes since the last step
+    pushed: torch.Tensor  # how often the push entered them
+    prices: torch.Tensor  # one per limit
 
     def __init__(self, bank: GateBank, target: Target, network: Callable[[], Network]) -> None:
         super().__init__()
@@ -147,10 +154,10 @@ class Pressure(nn.Module):
             self.register_buffer(name, torch.zeros_like(start))
         self.register_buffer("place", start.clone())  # of the gates after their last step
         self.register_buffer("weights", start.new_zeros(len(target.limits), start.numel()))
-        # progress at the last step and at the last loss, steps, scale of the data loss's gradient, backward passes and
-        # how often the push entered them since the last step, a price per limit
-        dials = [0.0] * 6 + [self.steering.price] * len(target.limits)
-        self.register_buffer("dials", torch.tensor(dials, dtype=torch.float64, device=start.device))
+        for name in NUMBERS:
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64, device=start.device))
+        self.register_buffer("prices", self.progress.new_full((len(target.limits),), self.steering.price))
+        self.register_load_state_dict_pre_hook(_name)  # type: ignore[no-untyped-call]
         self._channels: dict[str, float] = {}  # what the cheapest channel costs, where that was asked for
         self._seen_by: Any = None  # the parameter that has our hook, by a weak reference
 
@@ -160,7 +167,7 @@ class Pressure(nn.Module):
     def steer(self, steering: Steering) -> None:
         """Begin with these settings."""
         self.steering = steering
-        self.dials[6:] = steering.price
+        self.prices.fill_(steering.price)
         if steering.start == "random":
             self.place.copy_(self.bank.log_alpha.uniform_(0, UNIFORM))
 
@@ -177,23 +184,26 @@ class Pressure(nn.Module):
         be moved by it, for an optimizer."""
         with torch.no_grad():
             self.seen.add_(gradient.detach())
-            self.dials[4] += 1
+            self.passes.add_(1)
             return torch.zeros_like(gradient) if self.steering.own_steps else gradient
 
     @torch.no_grad()
     def step(self, progress: float) -> None:
         """Training is at ``progress``: move the gates by what was seen since the last call."""
         gates = self.bank.log_alpha
-        last, _, steps, scale, passes, pushed, *_ = self.dials.tolist()
+        numbers = (self.progress, self.steps, self.scale, self.passes, self.pushed)
+        last, steps, scale, passes, pushed = torch.stack(numbers).tolist()  # waits for the device once
         passed = progress - last
         if passes == 0 or passed <= 0:
-            self.dials[0] = progress if passes == 0 or passed < 0 else last
+            if passed < 0 or passes == 0:
+                self.progress.fill_(progress)
             return
         if self.steering.own_steps:
             gates.copy_(self.place)  # whatever an optimizer did to them
         gradient = self._together(self.seen.clone()) / (pushed or 1.0)  # a gradient scaler multiplies both parts
         self.seen.zero_()
-        self.dials[0], self.dials[4], self.dials[5] = progress, 0.0, 0.0
+        self.progress.fill_(progress)
+        self.passes.zero_(), self.pushed.zero_()
         if not bool(torch.isfinite(gradient).all()):
             return
         data = (gradient - self.push if pushed else gradient)[gates > CLOSED_AT]
@@ -210,8 +220,8 @@ class Pressure(nn.Module):
         self._correct(progress)
         gates.copy_(torch.where(self.bank.kept(), gates.clamp(min=KEPT_AT), gates))
         self.place.copy_(gates)
-        self.dials[2] = steps
-        self.dials[3] = size if steps == 1 else BETA_SCALE * scale + (1 - BETA_SCALE) * size
+        self.steps.fill_(steps)
+        self.scale.fill_(size if steps == 1 else BETA_SCALE * scale + (1 - BETA_SCALE) * size)
 
     def _together(self, gradient: torch.Tensor) -> torch.Tensor:
         """Every process sees its part of the batch; all move the gates alike."""
@@ -297,7 +307,8 @@ class Pressure(nn.Module):
             )
         self._watch(gates)
         steering = self.steering
-        progress, last, steps, scale, _, _, *prices = self.dials.tolist()
+        numbers = torch.stack((self.progress, self.asked_at, self.steps, self.scale))
+        progress, last, steps, scale, *prices = torch.cat((numbers, self.prices)).tolist()
         if steps % REFRESH == 0 or not bool(self.weights.any()):
             self._weigh()
         place = gates.detach()
@@ -317,8 +328,8 @@ class Pressure(nn.Module):
                 force = force * scale / size if size > 0 else 0.0
             push += force * slope
             total += force * (self.weights[number] * p).sum()
-        self.dials[1] = progress
-        self.dials[6:] = torch.tensor(prices, dtype=self.dials.dtype)
+        self.asked_at.fill_(progress)
+        self.prices.copy_(torch.tensor(prices, dtype=self.prices.dtype))
         return _Press.apply(gates, push, total, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def _weigh(self) -> None:
@@ -327,6 +338,14 @@ class Pressure(nn.Module):
         p, names = probability(self.bank.log_alpha.detach()).double().cpu(), [name for name, _ in self.target.limits]
         for number, (name, slope) in enumerate(zip(names, network.costs.slopes(p, names), strict=True)):
             self.weights[number] = (slope / network.full_cost[name]).to(self.weights)
+
+
+def _name(pressure: Pressure, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Early states have the numbers in one tensor."""
+    dials = state.pop(f"{prefix}dials", None)
+    if dials is not None:
+        state.update({prefix + name: dials[place] for place, name in enumerate(NUMBERS)})
+        state[f"{prefix}prices"] = dials[len(NUMBERS) :]
 
 
 class _Press(torch.autograd.Function):
@@ -340,7 +359,7 @@ class _Press(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, asked: torch.Tensor) -> Any:
         ctx.pressure.push.copy_(ctx.push)
-        ctx.pressure.dials[5] += float(asked)
+        ctx.pressure.pushed.add_(float(asked))
         return ctx.push * asked, None, None, None
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.budget.test_pressure import X, Y, wrapped_net
 
 from fxprune.errors import OptionError
 from fxprune.gated.barrier import SCHEDULES, sliding
-from fxprune.gated.pressure import RANGES, Steering, gate_rate
+from fxprune.gated.pressure import NUMBERS, RANGES, Steering, gate_rate
 from fxprune.methods import Method, make_method
-from fxprune.wrapped import Wrapped
+from fxprune.wrapped import PRESSURE, Wrapped
+from tests.gated.test_pressure import X, Y, wrapped_net
 from tests.train.small_run import small_run
 
 PARTS: list[dict[str, Any]] = [
@@ -75,8 +75,8 @@ def test_gates_of_the_optimizer_are_its_own() -> None:
 
 
 def test_a_price_that_is_not_steered_stays() -> None:
-    assert float(trained(gain=0, price=0.07)[0].pressure.dials[6]) == pytest.approx(0.07)
-    assert float(trained()[0].pressure.dials[6]) != pytest.approx(0.3)
+    assert float(trained(gain=0, price=0.07)[0].pressure.prices) == pytest.approx(0.07)
+    assert float(trained()[0].pressure.prices) != pytest.approx(0.3)
 
 
 def test_hardness_of_the_schedules() -> None:
@@ -99,7 +99,18 @@ def test_copies_are_steered_alike() -> None:
     for made in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert made.pressure.steering == net.pressure.steering
         assert torch.equal(made.bank.log_alpha, net.bank.log_alpha)
-        assert torch.equal(made.pressure.dials, net.pressure.dials)
+        assert all(torch.equal(a, b) for a, b in zip(made.buffers(), net.buffers(), strict=True))
+
+
+def test_a_state_with_unnamed_numbers_loads() -> None:
+    """As it was written before they had names: progress, last loss's, steps, scale, passes, pushed, prices."""
+    net, _ = trained(steps=10)
+    state = net.state_dict()
+    names = [f"{PRESSURE}.{name}" for name in (*NUMBERS, "prices")]
+    state[f"{PRESSURE}.dials"] = torch.cat([state.pop(name).reshape(-1) for name in names])
+    made = wrapped_net()
+    made.load_state_dict(state)
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in made.state_dict().items())
 
 
 @pytest.mark.parametrize(

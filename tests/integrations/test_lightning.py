@@ -83,7 +83,7 @@ class Keep(FxPruneCallback):
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         if isinstance(pl_module.net, Wrapped):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            self.asked = [*getattr(self, "asked", []), float(pl_module.net.pressure.dials[5])]
+            self.asked = [*getattr(self, "asked", []), float(pl_module.net.pressure.pushed)]
             self.scales = [*getattr(self, "scales", []), 1.0 if scaler is None else scaler.get_scale()]
 
     def _swap(self, pl_module: Any) -> None:
