@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import fx, nn
-from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from fxprune.analysis import analyse, check_data, check_finite, check_model, named_tensors
 from fxprune.analysis.inspection import Inspection, describe
@@ -27,6 +26,7 @@ from fxprune.slim.fuse import fuse_batch_norms
 from fxprune.slim.verify import comparing, in_float64
 from fxprune.slim.verify import verify as verify_slim
 from fxprune.slimming import compile_wrapped, present_ids, report_on
+from fxprune.torch_private import COMPILED, COPIED
 from fxprune.trace import example_arguments
 from fxprune.train.loop import Pruned, Tools, run_all
 from fxprune.train.search import with_strength
@@ -108,7 +108,7 @@ def export(
             fix='write connectivity="auto", or prepare the slim net yourself',
         )
     if not isinstance(wrapped, Wrapped):
-        inside = [name for name in ("_orig_mod", "module") if isinstance(getattr(wrapped, name, None), Wrapped)]
+        inside = [name for name in (COMPILED, "module") if isinstance(getattr(wrapped, name, None), Wrapped)]
         raise OptionError(
             f"export() takes a wrapped network, not {type(wrapped).__name__}",
             fix=f"write export(net.{inside[0]}): the wrapped network is in it" if inside else "call fxprune.wrap first",
@@ -132,7 +132,7 @@ def export(
     fused = fuse_batch_norms(slim) if fuse else 0
     report = report_on(slim, wrapped.analysis, present, joined, fused=fused, error=error, batches=batches)
     slim.report = report  # type: ignore[assignment]
-    slim.meta[_USER_PRESERVED_ATTRIBUTES_KEY] = {"report": report}  # what copy.deepcopy of a graph module takes along
+    slim.meta[COPIED] = {"report": report}
     return slim
 
 

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
+
+from fxprune.torch_private import tree_flatten
 
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _LAYERS = (F.conv1d, F.conv2d, F.conv3d, *_TRANSPOSED, F.linear)

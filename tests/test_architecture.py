@@ -13,8 +13,8 @@ import fxprune
 
 ROOT = Path(fxprune.__file__).parent
 ORDER = (
-    "errors", "files", "modules", "count", "channels", "trace", "rules", "cost", "analysis", "choose", "gated", "slim",
-    "latency", ("slimming", "timing", "wrapped"), "save", "run", "methods", "train", "report", "api",
+    "torch_private", "errors", "files", "modules", "count", "channels", "trace", "rules", "cost", "analysis", "choose",
+    "gated", "slim", "latency", ("slimming", "timing", "wrapped"), "save", "run", "methods", "train", "report", "api",
     ("compare", "demo", "integrations"), "commands", "cli", "__main__",
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in ([names] if isinstance(names, str) else names)}

@@ -22,6 +22,7 @@ from fxprune.analysis.streams import layer_graph
 from fxprune.channels.facts import Channels, Trace
 from fxprune.cost.model import Cost, CostModel
 from fxprune.errors import ModelError, OptionError
+from fxprune.torch_private import COMPILED, QUANTISED, backward_hooks
 from fxprune.trace import trace
 from fxprune.trace.example import trace_without_example
 from fxprune.trace.tracer import has_hooks
@@ -87,7 +88,7 @@ def _warn_of_hooks(model: nn.Module, traced: Trace) -> None:
     silent = [
         name or "the model"
         for name, module in model.named_modules()
-        if (has_hooks(module) or module._backward_hooks or module._backward_pre_hooks)
+        if (has_hooks(module) or backward_hooks(module))
         and not f"{name}.".startswith(kept)
     ]
     if silent:
@@ -119,7 +120,7 @@ def check_model(model: nn.Module) -> None:
                 f"{name or 'the model'} is wrapped already",
                 fix="use it as it is, or its unwrap() to get the original back",
             )
-        if hasattr(module, "_orig_mod"):
+        if hasattr(module, COMPILED):
             raise ModelError(
                 f"{name or 'the model'} is compiled by torch.compile",
                 fix="pass the original model, and compile the slim one that export returns",
@@ -129,7 +130,7 @@ def check_model(model: nn.Module) -> None:
                 f"{name or 'the model'} is made of torch's inner operators, as torch.export leaves them",
                 fix="pass the original model, and export the slim one",
             )
-        if hasattr(module, "_packed_params"):
+        if hasattr(module, QUANTISED):
             raise ModelError(
                 f"{name or 'the model'} is quantised: its weights cannot be cut any more",
                 fix="wrap the model as it was before that, and quantise the slim one that export returns",

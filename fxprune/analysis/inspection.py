@@ -10,12 +10,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import networkx as nx
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten
 
 from fxprune.analysis import Analysis
 from fxprune.analysis.gates import Layer
 from fxprune.analysis.streams import dominators, pooling_blocks, streams
 from fxprune.channels.facts import Frozen, Leaf, Specialisation
+from fxprune.torch_private import tree_flatten
 
 
 @dataclass(frozen=True)

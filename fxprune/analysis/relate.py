@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
-from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.channels.facts import Channels, Freeze, Frozen, Mixer, Trace
 from fxprune.channels.ids import FIXED, ONE, Ids, IdTable, immortal
 from fxprune.count import batch_size
 from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
 from fxprune.rules.elementwise import not_zero
+from fxprune.torch_private import tree_flatten, tree_map
 from fxprune.trace.values import Values
 
 

@@ -19,6 +19,7 @@ from fxprune.count import batch_size
 from fxprune.errors import ModelError
 from fxprune.gated.bank import GATED, Site, apply_gate, apply_mask
 from fxprune.rules import Flow
+from fxprune.torch_private import unsaved_buffers
 
 
 def keep_unread(root: nn.Module, made: nn.Module) -> None:
@@ -48,8 +49,8 @@ def keep_passing(root: nn.Module, made: nn.Module) -> None:
     for path, module in made.named_modules():
         owner = owners.get(path, module)
         for name, _ in module.named_buffers(recurse=False) if owner is not module else ():
-            if name not in owner._buffers or name in owner._non_persistent_buffers_set:
-                module._non_persistent_buffers_set.add(name)
+            if name not in owner._buffers or name in unsaved_buffers(owner):
+                unsaved_buffers(module).add(name)
 
 
 def check_names(model: nn.Module, graph: fx.Graph, own: str, taken: Collection[str]) -> None:

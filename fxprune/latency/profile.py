@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._pytree import tree_leaves
 
 from fxprune.count import first_three
 from fxprune.latency.stopwatch import Inputs, device_of, in_turns, now
+from fxprune.torch_private import tree_leaves
 
 ROUNDS = 15
 # Whatever moves or adds channels outside of a layer: joins, and gathers before and after them.

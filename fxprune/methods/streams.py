@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvTransposeNd
 
 from fxprune.analysis.gates import Layer
 from fxprune.analysis.streams import connected, labels_of, of_variables
 from fxprune.channels.facts import Mixer
 from fxprune.channels.ids import OPEN, Ids
 from fxprune.rules import Flow
+from fxprune.torch_private import AnyBatchNorm, AnyTransposedConv
 from fxprune.wrapped import Wrapped
 
 
@@ -52,7 +51,7 @@ def readers_of(net: Wrapped, label: Ids, labels: Ids, writers: list[Layer]) -> t
     for layer in writers:
         weight = getattr(module_at(net, layer.name), "weight", None)
         plain = layer.grain == "channel" and layer.calls[0].groups == 1 and calls[layer.name] == 1
-        if not plain or not _free(weight, owned) or isinstance(module_at(net, layer.name), _ConvTransposeNd):
+        if not plain or not _free(weight, owned) or isinstance(module_at(net, layer.name), AnyTransposedConv):
             return None
     made = {layer.calls[0].node for layer in writers}
     made |= {channels.anchors[node] for node in made if node in channels.anchors}
@@ -124,7 +123,7 @@ def _reader(
     if not (read[order] == labels[:, None]).all():
         return None
     assert isinstance(weight, nn.Parameter)
-    return Reader(weight, 0 if isinstance(conv, _ConvTransposeNd) else 1, torch.from_numpy(order))
+    return Reader(weight, 0 if isinstance(conv, AnyTransposedConv) else 1, torch.from_numpy(order))
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +135,7 @@ class Writer:
     weight: torch.Tensor  # of the convolution; empty if it is computed by nobody knows what
     bias: nn.Parameter | None
     transposed: bool
-    norm: _BatchNorm | None  # the batch norm that solely follows
+    norm: AnyBatchNorm | None  # the batch norm that solely follows
 
     @property
     def filters(self) -> torch.Tensor:
@@ -227,8 +226,8 @@ def _writer(net: Wrapped, layer: Layer, positions: Ids) -> Writer:
     norm = module_at(net, str(anchor.target)) if anchor is not None and anchor.op == "call_module" else None
     return Writer(
         layer, torch.from_numpy(positions), weight if isinstance(weight, torch.Tensor) else torch.zeros(0),
-        bias if isinstance(bias, nn.Parameter) else None, isinstance(conv, _ConvTransposeNd),
-        norm if isinstance(norm, _BatchNorm) else None,
+        bias if isinstance(bias, nn.Parameter) else None, isinstance(conv, AnyTransposedConv),
+        norm if isinstance(norm, AnyBatchNorm) else None,
     )  # fmt: skip
 
 

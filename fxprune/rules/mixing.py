@@ -12,8 +12,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from fxprune.channels.facts import Mixer
 from fxprune.channels.ids import ZERO, Ids
@@ -22,6 +20,7 @@ from fxprune.rules.contraction import contract
 from fxprune.rules.elementwise import not_zero
 from fxprune.rules.operands import Piece, Slim, living_only, scaled_by_gate, whole_op
 from fxprune.rules.registry import Flow, Op, rule, same_value
+from fxprune.torch_private import AnyTransposedConv, SpectralNorm, WeightNorm, pre_hooks
 
 
 def _owner(op: Op, weight: Any) -> str:
@@ -44,7 +43,7 @@ def _fits(op: Op, name: str, ids: Ids, inputs: Ids, kernel: int, bias: bool) -> 
         if weight.op != "get_attr":  # computed from it
             return False
         owner: Any = op.notes.constants.root.get_submodule(name)
-        turned = isinstance(owner, nn.modules.conv._ConvTransposeNd)
+        turned = isinstance(owner, AnyTransposedConv)
         own = owner.weight.shape, turned, getattr(owner, "groups", 1), owner.bias is not None
         if own != (op.get("weight", 1).shape, is_transposed(op), ids.shape[0], bias):
             return False
@@ -91,7 +90,7 @@ def _computed(op: Op) -> bool:
 
 
 def is_transposed(op: Op) -> bool:
-    return isinstance(op.module, nn.modules.conv._ConvTransposeNd) or op.node.target in _TRANSPOSED
+    return isinstance(op.module, AnyTransposedConv) or op.node.target in _TRANSPOSED
 
 
 @rule(nn.Linear, F.linear)
@@ -261,7 +260,7 @@ def _tensor(op: Op, slim: Slim, name: str, position: int) -> tuple[torch.Tensor 
 
 def _refresh(module: nn.Module, name: str) -> None:
     """The old ``weight_norm`` and ``spectral_norm`` compute a weight before each call: do so now, for it may be old."""
-    for hook in module._forward_pre_hooks.values():
+    for hook in pre_hooks(module):
         if isinstance(hook, (WeightNorm, SpectralNorm)) and hook.name == name:
             hook(module, ())
 

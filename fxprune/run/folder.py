@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_map
 
 from fxprune.analysis.inspection import describe, plain
 from fxprune.cost.model import METRICS, Cost
@@ -28,6 +27,7 @@ from fxprune.save.folder import read, text_of, write_net
 from fxprune.slim.full_width import frozen
 from fxprune.slim.verify import TOLERANCE, noise, tensors
 from fxprune.slimming import present_ids, survivors
+from fxprune.torch_private import tree_map
 from fxprune.wrapped import Wrapped
 
 _CONTAINERS: dict[str, Any] = {"tuple": tuple, "list": list}

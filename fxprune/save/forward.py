@@ -25,6 +25,7 @@ from fxprune.rules.operands import ADD_TO
 from fxprune.save.layout import Doc, flat, group, prefixed, quoted, render, sentence
 from fxprune.save.literal import Records, is_data_class, is_named_tuple, literal
 from fxprune.save.tree import access
+from fxprune.torch_private import InnerOps
 from fxprune.trace.frames import short_source
 
 INFIX = {
@@ -71,7 +72,7 @@ def function_name(function: Any) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     if isinstance(function, (BuiltinFunctionType, type)) and getattr(builtins, name, None) is function:
         return str(name)
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(function, InnerOps):
         if str(function).startswith("aten."):
             return f"torch.ops.{function}"
     elif isinstance(function, type) and getattr(torch, name, None) is function:

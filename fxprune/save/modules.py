@@ -16,6 +16,7 @@ from torch import fx, nn
 from fxprune.errors import ExportError, FxPruneError
 from fxprune.save.layout import Doc, group, prefixed, quoted
 from fxprune.save.literal import Records, literal
+from fxprune.torch_private import BOOKKEEPING, backward_hooks, forward_hooks
 from fxprune.trace import trace
 
 
@@ -148,9 +149,8 @@ def _refused(path: str, why: str) -> ExportError:
 
 
 def has_hooks(module: nn.Module, *, inside: bool = True) -> bool:
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     owners = module.modules() if inside else [module]
-    return any(getattr(owner, name, None) for owner in owners for name in names)
+    return any(forward_hooks(owner) or backward_hooks(owner) for owner in owners)
 
 
 def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
@@ -201,12 +201,12 @@ def _facts(module: nn.Module) -> dict[str, Any]:
     facts: dict[str, Any] = {
         name: tuple(value) if isinstance(value, (list, torch.Size)) else value
         for name, value in vars(module).items()
-        if is_plain(value) and not name.startswith(("_backward", "_is_", "_state", "_load", "_forward"))
+        if is_plain(value) and not name.startswith(BOOKKEEPING)
     }
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     facts["tensors"] = {name: tuple(tensor.shape) for name, tensor in tensors}
     facts["settings"] = {name: child.extra_repr() for name, child in module.named_modules()}
-    for name in ("training", "_flat_weights_names", "_all_weights", "call_super_init", "dump_patches"):
+    for name in ("training", "call_super_init", "dump_patches"):
         facts.pop(name, None)
     return facts
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
-from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.count import Call, Count, batch_size, positions
 from fxprune.errors import ExportError, FxPruneError, OptionError
+from fxprune.torch_private import tree_flatten, tree_map
 
 _CONVOLUTIONS, _LINEAR = ("Conv", "ConvTranspose"), ("Gemm", "MatMul")
 

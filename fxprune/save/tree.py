@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from fxprune.save.layout import Doc, group, quoted
 from fxprune.save.modules import constructor, without
+from fxprune.torch_private import AnyConv, unsaved_buffers
 
 
 @dataclass
@@ -54,7 +55,7 @@ def _walk(module: nn.Module, path: str, called: set[str], found: Contents) -> No
             found.table[prefix + name] = group("nn.Parameter(", _parameter(parameter), ")", call=True)
     for name, buffer in module._buffers.items():
         if buffer is not None:
-            place = found.unsaved if name in module._non_persistent_buffers_set else found.table
+            place = found.unsaved if name in unsaved_buffers(module) else found.table
             place[prefix + name] = _empty(buffer)
     for name, child in module._modules.items():
         if child is not None:
@@ -63,7 +64,7 @@ def _walk(module: nn.Module, path: str, called: set[str], found: Contents) -> No
 
 def _apart(layer: nn.Module, prefix: str, called: set[str]) -> list[str]:
     """Parts of a layer that are called on their own, such as the padding before a convolution."""
-    if not isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear)):  # these have none that torch knows of
+    if not isinstance(layer, (AnyConv, nn.Linear)):  # these have none that torch knows of
         return []
     return [name for name, _ in layer.named_children() if any(f"{c}.".startswith(f"{prefix}{name}.") for c in called)]
 

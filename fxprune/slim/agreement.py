@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_map
 
 from fxprune.count import batch_size
 from fxprune.errors import TraceError
 from fxprune.modules import evaluating
 from fxprune.slim.verify import are_numbers, difference, noise, positive, run, tensors
+from fxprune.torch_private import tree_map
 from fxprune.trace.frames import one_line
 from fxprune.trace.tracer import has_hooks
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from fxprune.errors import OptionError
 from fxprune.gated.bank import GATED, GateBank, apply_gate
 from fxprune.gated.insert import BANK
+from fxprune.torch_private import SpectralNorm, WeightNorm, pre_hooks
 
 
 def frozen(wrapped: fx.GraphModule) -> fx.GraphModule:
@@ -98,7 +97,7 @@ def _settle(module: nn.Module) -> None:
 
 def _settle_hooks(module: nn.Module) -> None:
     """The same for the old norms, which compute a plain attribute before each call."""
-    for hook in list(module._forward_pre_hooks.values()):
+    for hook in pre_hooks(module):
         if isinstance(hook, (WeightNorm, SpectralNorm)):
             remove = remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm
             remove(module, hook.name)

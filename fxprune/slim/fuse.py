@@ -7,6 +7,8 @@ from collections import Counter
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from fxprune.torch_private import AnyConv, AnyTransposedConv
+
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -23,8 +25,8 @@ def fuse_batch_norms(slim: fx.GraphModule) -> int:
         layer = slim.get_submodule(str(before.target))
         if len(before.users) > 1 or calls[before.target] > 1 or calls[node.target] > 1 or norm.running_var is None:
             continue
-        if isinstance(layer, nn.modules.conv._ConvNd):
-            transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
+        if isinstance(layer, AnyConv):
+            transposed = isinstance(layer, AnyTransposedConv)
             if transposed and layer.groups > 1:
                 continue
             made: nn.Module = fuse_conv_bn_eval(layer, norm, transpose=transposed)

@@ -14,9 +14,10 @@ import torch
 from torch import fx, nn
 
 from fxprune.rules.operands import ADD_TO
+from fxprune.torch_private import AnyConv
 
 _MAKERS = (
-    nn.modules.conv._ConvNd, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    AnyConv, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
 )  # fmt: skip
 _JOINS = (torch.cat, operator.add)
 _METHODS = ("clone", "add_", "index_add_", "scatter_add_")

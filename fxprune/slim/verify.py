@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_map
 
 from fxprune.count import batch_size
 from fxprune.errors import ExportError, FxPruneError
+from fxprune.torch_private import map_tensors, tree_map
 
 Net = TypeVar("Net", bound=fx.GraphModule)
 _DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
@@ -36,7 +36,7 @@ def comparing() -> Iterator[None]:
 
 def in_float64(net: Net) -> Net:
     """``net`` itself, with all that it holds in double precision, and all that its code casts to less."""
-    net._apply(_in_double)  # type: ignore[no-untyped-call]
+    map_tensors(net, _in_double)
     changed = False
     for node in net.graph.nodes:
         if node.op == "call_method" and node.target in ("float", "half", "bfloat16"):

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.channels.facts import Trace
 from fxprune.errors import InputError, TraceError
 from fxprune.modules import copy_module, meta_copy
+from fxprune.torch_private import AnyConv, tree_flatten, tree_map
 from fxprune.trace.frames import error_line, one_line
 from fxprune.trace.tracer import Tracer
 
@@ -118,7 +118,7 @@ _MOST = 0.7  # of the convolutions' weights: less is one block among others
 def _part(model: nn.Module) -> str:
     """The submodule with most of the convolutions: a detector's backbone, whose decoding cannot be traced."""
     weights = {
-        name: sum(conv.weight.numel() for conv in child.modules() if isinstance(conv, nn.modules.conv._ConvNd))
+        name: sum(conv.weight.numel() for conv in child.modules() if isinstance(conv, AnyConv))
         for name, child in model.named_children()
     }
     name = max(weights, key=lambda name: weights[name], default="")

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from fxprune.torch_private import memory_of
+
 _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # for people who come from numpy
 _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
 _SHAPED = ("view", "reshape", "expand", torch.reshape, torch.broadcast_to)
@@ -127,7 +129,7 @@ def _hashable_in(target: Any, table: dict[Any, Any]) -> bool:
 
 def overlapping(one: Any, other: torch.Tensor) -> bool:
     """Do two meta tensors share memory, element for element?"""
-    if not isinstance(one, torch.Tensor) or one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+    if not isinstance(one, torch.Tensor) or memory_of(one) != memory_of(other):
         return False
     size = other.untyped_storage().nbytes() // max(other.element_size(), 1)
     if one.dtype != other.dtype or size > 1 << 22:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_flatten
+
+from fxprune.torch_private import ASKING_FOR_USERS, tree_flatten
 
 if TYPE_CHECKING:
     from fxprune.trace.tracer import Tracer
 
 
 _TORCH = str(torch.__path__[0])
-_ASKING_FOR_USERS = ("is_tensor", "_isinstance", "container_checker")  # the last two are torch.jit.isinstance
 
 
 class ShapeProxy(fx.Proxy):
@@ -42,7 +42,7 @@ class ShapeProxy(fx.Proxy):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         asking = sys._getframe(1).f_code
-        outside = not asking.co_filename.startswith(_TORCH) or asking.co_name in _ASKING_FOR_USERS
+        outside = not asking.co_filename.startswith(_TORCH) or asking.co_name in ASKING_FOR_USERS
         python = "isinstance" in asking.co_names or "__class__" in asking.co_names  # as functools.singledispatch
         return type(self.value) if outside and python else ShapeProxy
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import builtins
 import functools
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
-from torch.autograd.variable import VariableMeta
+from torch import nn
 
+from fxprune.torch_private import VariableMeta, autograd_helpers, import_dynamo, marked_by_wrap, python_of
 from fxprune.trace.proxy import ShapeProxy, proxies
 from fxprune.trace.values import RANDOM
 
@@ -42,6 +43,19 @@ class AutogradFunction(nn.Module):
         return self.function.apply(*args)
 
 
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value for a while in a dict, a module or a class: afterwards the old one, or none if there was none."""
+    scope = owner if isinstance(owner, dict) else vars(owner)
+    put = scope.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
+    was_there, before = name in scope, scope.get(name)
+    put(name, value)
+    try:
+        yield
+    finally:
+        put(name, before) if was_there else delattr(owner, name)
+
+
 class Recorded:
     """Functions that do not ask their arguments what they are: record them when one is a proxy.
 
@@ -50,31 +64,32 @@ class Recorded:
     """
 
     def __init__(self, tracer: Tracer) -> None:
-        self.tracer, self.saved = tracer, []  # type: tuple[Tracer, list[tuple[dict[str, Any], str, Any]]]
-        self.unwrap_dead_wrappers: Callable[..., Any] = torch._functorch.utils.unwrap_dead_wrappers
-        self.marked = dict(fx._symbolic_trace._wrapped_fns_to_patch)
+        self.tracer, self.stack = tracer, ExitStack()
+        self.unwrap_dead_wrappers: Callable[..., Any] = autograd_helpers.unwrap_dead_wrappers
+        self.apply = vars(torch.autograd.Function)["apply"]
+        self.script: Any = torch.jit.ScriptFunction.__call__
 
     def __enter__(self) -> None:
-        import torch._dynamo  # it remembers torch's functions; imported below, by torch itself, it would see ours
+        import_dynamo()
+        marked = dict(marked_by_wrap)
+        marks = [(scope, name) for (_, name), scope in marked.items() if isinstance(scope.get(name), FunctionType)]
+        with ExitStack() as stack:  # what fails in here leaves nothing behind
+            stack.callback(marked_by_wrap.update, marked)
+            marked_by_wrap.clear()  # fx would make them opaque; we look inside first
+            for owner, name, ours in (
+                (builtins, "len", self._length),
+                (autograd_helpers, "unwrap_dead_wrappers", self._stored_apply),
+                (VariableMeta, "__call__", lambda cls, data, *_, **__: data),
+                (torch.autograd.Function, "apply", classmethod(self._apply)),
+                (torch.jit.ScriptFunction, "__call__", self._unscripted()),
+                *((torch, name, self._recording(vars(torch)[name])) for name in _FACTORIES),
+                *((scope, name, self._recording(scope[name])) for scope, name in marks),
+            ):
+                stack.enter_context(replaced(owner, name, ours))
+            self.stack = stack.pop_all()
 
-        fx._symbolic_trace._wrapped_fns_to_patch.clear()  # fx would make them opaque; we look inside first
-        self._put(vars(builtins), "len", self._length)
-        self._put(vars(torch._functorch.utils), "unwrap_dead_wrappers", self._stored_apply)
-        VariableMeta.__call__ = lambda cls, data, *_, **__: data  # type: ignore[method-assign]
-        self.apply = torch.autograd.Function.__dict__["apply"]
-        torch.autograd.Function.apply = classmethod(self._apply)  # type: ignore[assignment, method-assign]
-        self.script: Any = torch.jit.ScriptFunction.__call__
-        torch.jit.ScriptFunction.__call__ = self._unscripted()  # type: ignore[method-assign]
-        places = [(torch.__dict__, name) for name in _FACTORIES]
-        places += [
-            (scope, name) for (_, name), scope in self.marked.items() if isinstance(scope.get(name), types.FunctionType)
-        ]
-        for scope, name in places:
-            self._put(scope, name, self._recording(scope[name]))
-
-    def _put(self, scope: dict[str, Any], name: str, function: Callable[..., Any]) -> None:
-        self.saved.append((scope, name, scope[name]))
-        scope[name] = function
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
 
     def _length(self, thing: Any) -> Any:
         """``len(x)`` of a tensor is a size like any other: passed on, it stays symbolic."""
@@ -99,7 +114,7 @@ class Recorded:
         """A function under ``torch.jit.script`` only takes tensors: trace the Python that it was made of."""
 
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            python = getattr(function, "_torchdynamo_inline", None)
+            python = python_of(function)
             if python is None or self.tracer.paused or not proxies((args, kwargs)):
                 return self.script(function, *args, **kwargs)
             return python(*args, **kwargs)
@@ -114,11 +129,3 @@ class Recorded:
             return self.tracer.create_proxy("call_function", function, args, kwargs)
 
         return call
-
-    def __exit__(self, *_: object) -> None:
-        for scope, name, function in reversed(self.saved):
-            scope[name] = function
-        torch.autograd.Function.apply = self.apply  # type: ignore[method-assign]
-        torch.jit.ScriptFunction.__call__ = self.script  # type: ignore[method-assign]
-        del VariableMeta.__call__
-        fx._symbolic_trace._wrapped_fns_to_patch.update(self.marked)

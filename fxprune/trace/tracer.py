@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 from fxprune.channels.facts import Leaf, Specialisation
 from fxprune.count import batch_size
+from fxprune.torch_private import call_with_hooks, find_proxy, forward_hooks, is_in, memory_of, tree_flatten, tree_map
 from fxprune.trace import writes
 from fxprune.trace.frames import call_site, error_line, is_user_function, one_line, user_line
 from fxprune.trace.normal_form import functional_form, usual_spelling
@@ -154,7 +154,7 @@ class Tracer(fx.Tracer):
             self.root.__dict__["training"] = flag
             try:
                 if has_hooks(self.root):
-                    return fx._symbolic_trace._orig_module_call(self.root, *bound.args, **bound.kwargs)
+                    return call_with_hooks(self.root, *bound.args, **bound.kwargs)
                 return self.root.forward(*bound.args, **bound.kwargs)
             finally:
                 self.root.__dict__["training"] = False
@@ -168,7 +168,7 @@ class Tracer(fx.Tracer):
         node.meta.update(value=to_meta(given), source=None, module="")
         for leaf in tree_flatten(node.meta["value"])[0]:
             if isinstance(leaf, torch.Tensor):
-                self.by_storage.setdefault(leaf.untyped_storage()._cdata, []).append(node)
+                self.by_storage.setdefault(memory_of(leaf), []).append(node)
         tensors = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, torch.Tensor)]
         # A flag or a number given as example is a constant of the graph; another value is refused when it runs.
         self.placeholder_proxies[node] = self.proxy(node) if tensors else given
@@ -206,7 +206,7 @@ class Tracer(fx.Tracer):
             finally:
                 self.paused = paused
             if isinstance(value, torch.Tensor):
-                self.by_storage.setdefault(value.untyped_storage()._cdata, []).append(node)
+                self.by_storage.setdefault(memory_of(value), []).append(node)
         return node
 
     def create_proxy(
@@ -284,7 +284,7 @@ class Tracer(fx.Tracer):
         if name is None or not isinstance(attr_val, torch.Tensor):
             return attr_val
         known = parameter_proxy_cache.get(name)
-        if known is None or known.node not in self.graph._find_nodes_lookup_table:
+        if known is None or not is_in(self.graph, known.node):
             parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
         return parameter_proxy_cache[name]
 
@@ -297,7 +297,7 @@ class Tracer(fx.Tracer):
         return of_torch and not isinstance(m, nn.Sequential)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self.paused or fx._symbolic_trace._find_proxy(args, kwargs) is None:
+        if self.paused or find_proxy(args, kwargs) is None:
             return forward(*args, **kwargs)
         path = self._path(m)
         if self.is_leaf_module(m, path):
@@ -337,7 +337,7 @@ class Tracer(fx.Tracer):
         self, call: Callable[..., Any], opaque: Callable[[Exception | None], Any], args: Any, kwargs: Any
     ) -> Any:
         """Trace through ``call``; where that fails, take back what it recorded and keep it as one opaque node."""
-        mark, reads = self.graph._root._prev, self.training_reads
+        mark, reads = next(iter(reversed(self.graph.nodes)), None), self.training_reads
         state = dict(self.stale), len(self.specialisations), len(self.leaves), set(self.checked)
         names = {proxy: proxy.node for proxy in proxies((args, kwargs))}
         try:
@@ -355,7 +355,7 @@ class Tracer(fx.Tracer):
             made.node.meta["identity"] = True
         return made
 
-    def _undo(self, mark: fx.Node, state: Any, names: dict[ShapeProxy, fx.Node]) -> None:
+    def _undo(self, mark: fx.Node | None, state: Any, names: dict[ShapeProxy, fx.Node]) -> None:
         for node in reversed(list(self.graph.nodes)):
             if node is mark:
                 break
@@ -382,8 +382,7 @@ class Tracer(fx.Tracer):
 
 def has_hooks(module: nn.Module) -> bool:
     """Forward hooks of the model's author; torch's own (weight norm, spectral norm) are part of the layer."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
+    return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in forward_hooks(module))
 
 
 def _autocast() -> tuple[bool, bool]:

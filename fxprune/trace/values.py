@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fxprune.count import count
 from fxprune.modules import copy_module
+from fxprune.torch_private import AnyNorm, check_rank, tree_leaves, tree_map, version
 
 # Modules whose output has their input's shape and dtype. A meta kernel would find that out too, a hundred times slower.
 _SAME_SHAPE: tuple[type[nn.Module], ...] = (
@@ -59,8 +59,8 @@ class Values:
         if isinstance(module, _SAME_TENSOR) and len(args) == 1 and not kwargs:
             return args[0]
         if isinstance(module, _SAME_SHAPE) and len(args) == 1 and not kwargs:
-            if isinstance(module, nn.modules.batchnorm._NormBase):
-                module._check_input_dim(args[0])
+            if isinstance(module, AnyNorm):
+                check_rank(module, args[0])
             return args[0].new_empty(args[0].shape)
         if node.target is torch.cat and len(args) == 2 and isinstance(args[1], int):
             return _cat(args[0], args[1])
@@ -68,11 +68,10 @@ class Values:
             return self.device
         with torch.no_grad():
             try:
-                before = [
-                    (leaf, leaf._version) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-                ]
+                given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+                before = list(map(version, given))
                 made = self._run(node, module, tuple(args), dict(kwargs))
-                if any(leaf._version != version for leaf, version in before) and not getattr(module, "inplace", False):
+                if list(map(version, given)) != before and not getattr(module, "inplace", False):
                     raise TypeError(f"{node.target} writes to its input in place")  # and nothing would tell its readers
                 return made
             except RuntimeError:  # no meta kernel, or the result's size depends on the data, or the op cannot be done

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from fxprune.torch_private import memory_of
 from fxprune.trace.normal_form import overlapping
 from fxprune.trace.proxy import ShapeProxy
 from fxprune.trace.torch_private import Untraceable
@@ -47,7 +48,7 @@ def update(tracer: Tracer, target: Any, made: Any, through: ShapeProxy | None = 
     if isinstance(target.value, torch.Tensor):
         reason = f"{target.node.name} was written in place through another view of it"
         region = target.value if through is None else _taken(target.value, through)
-        for node in tracer.by_storage[region.untyped_storage()._cdata]:
+        for node in tracer.by_storage[memory_of(region)]:
             if node not in (target.node, made.node) and overlapping(node.meta["value"], region):
                 tracer.stale[node] = reason
         for view in target.views:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fxprune.errors import DataError, FxPruneError, OptionError
+from fxprune.torch_private import stop_workers, tree_leaves, tree_map
 from fxprune.train.reproduce import seed_all
 
 _PAIR = "let the loader give (inputs, target); several inputs are a tuple or a dict: ((left, right), target)"
@@ -113,8 +113,7 @@ class Batches:
         """The batches from number ``first`` on, each with its number."""
         if first >= self.count:
             return
-        if getattr(self.loader, "_iterator", None) is not None:
-            self.loader._iterator = None  # workers that live on have drawn who knows what: start new ones
+        stop_workers(self.loader)
         seed_all(*key, epoch, generators=self.generators)
         for part in self._ordered:
             part.set_epoch(epoch)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fxprune.errors import OptionError
+from fxprune.torch_private import AnyBatchNorm
 from fxprune.train.data import Batches, call, explained
 from fxprune.train.loss import check_labels, check_logits
 
@@ -73,7 +73,7 @@ def reestimate(net: nn.Module, batches: Batches, device: torch.device, seed: int
 
     Only batch norms are in training mode meanwhile: no dropout. Returns how many batches were used.
     """
-    norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = [module for module in net.modules() if isinstance(module, AnyBatchNorm) and module.track_running_stats]
     if not norms:
         return 0
     momenta = [norm.momentum for norm in norms]

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from fxprune.errors import DataError, OptionError, RunError
 from fxprune.files import as_path, told
 from fxprune.modules import copy_module
 from fxprune.run.checkpoint import load, save
+from fxprune.torch_private import tree_leaves
 from fxprune.train.data import Batches, call, explained
 from fxprune.train.reproduce import checksum, preserved
 
