@@ -68,7 +68,8 @@ def wheel(checkout: Path) -> Path:
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "fxprune").rglob("*.py")}
-    data = {"fxprune/py.typed", "fxprune/report/page.css", "fxprune/report/page.js"}
+    files = ("page.html.j2", "graph.svg.j2", "page.css", "page.js")
+    data = {"fxprune/py.typed", *(f"fxprune/report/{name}" for name in files)}
     assert sources | data == {name for name in names if ".dist-info/" not in name}
 
 
@@ -80,7 +81,7 @@ def test_wheel_says_what_it_is(wheel: Path) -> None:
     for extra in ("plots", "onnx", "lightning", "demo", "docs", "dev"):
         assert f"Provides-Extra: {extra}\n" in said
     needed = [line for line in said.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
-    assert [line.split()[1].partition(">")[0] for line in needed] == ["torch", "networkx", "numpy", "rich"]
+    assert [line.split()[1].partition(">")[0] for line in needed] == ["torch", "networkx", "numpy", "rich", "jinja2"]
 
 
 def test_installed_wheel_works(wheel: Path, tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ from fxprune.commands.options import (
 from fxprune.commands.target import load_model, load_module
 from fxprune.files import write_atomically
 from fxprune.report.facts import of_inspection
-from fxprune.report.page import render
-from fxprune.report.svg import draw
+from fxprune.report.page import draw, render
 from fxprune.report.terminal import Notes, as_json, collect, foot, head, layer_table, layer_tree
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         seen = fxprune.inspect(model, example_of(model, positional, named), ignore=options.ignore, leaf=options.leaf)
     notes = collect(seen)
     if options.svg is not None:
-        _write("--svg", options.svg, draw(seen, notes))
+        _write("--svg", options.svg, draw(seen))
     if options.html is not None:
         _write("--html", options.html, render(of_inspection(seen, fxprune.__version__, budget)))
     if options.json:

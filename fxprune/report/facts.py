@@ -12,8 +12,8 @@ from typing import Any
 
 from fxprune.analysis.inspection import Inspection, LayerInfo, plain
 from fxprune.cost.model import METRICS
-from fxprune.report.blocks import Block, block_tree
-from fxprune.report.text import human, listing, percent, plural
+from fxprune.report.layout import Block, block_tree
+from fxprune.report.text import NAMES, change, human, listing, percent, plural
 from fxprune.run.folder import NETWORK, NETWORK_SCHEMA, STAGES, Run
 from fxprune.trace.frames import short_source
 from fxprune.train.loop import REPORT
@@ -228,7 +228,13 @@ BECAME = {
     "cat": ("concat", "the sides are set side by side"),
     "dead": ("gone", "nothing of it lives"),
 }
-_UNPRUNED = {"add": "add", "mul": "multiply", "cat": "concat"}
+KINDS = {"conv": "convolution", "linear": "linear layer", "add": "add", "mul": "multiply", "cat": "concat"}
+MARKS = {
+    "guarded": "guarded: one channel must live",
+    "frozen": "frozen: every channel stays",
+    "ungated": "no gate of its own",
+    "pooling": "pooling block: one side must live",
+}
 
 
 @dataclass(frozen=True)
@@ -240,10 +246,25 @@ class Fact:
     label: str
     count: str = ""
     mask: str = ""
+    costs: str = ""  # in short, where there is no bar of the mask
     share: float | None = None  # of a block: how much of it lives
     marks: tuple[str, ...] = ()
     gone: bool = False
     dead: bool = False  # nothing comes out of it; what is gone may still let something through
+
+    @property
+    def classes(self) -> str:
+        return " ".join((self.kind, *self.marks, *(["gone"] if self.gone else [])))
+
+
+@dataclass(frozen=True)
+class Total:
+    """Convolutions taken together: channels, before and after, and words about them and about each cost."""
+
+    before: int
+    after: int | None
+    channels: str
+    costs: dict[str, str]
 
 
 class Facts:
@@ -272,26 +293,19 @@ class Facts:
         if kind in JOINS:
             return self._join(name, kind, node)
         where = short_source(node.get("source"))
-        shapes = f"input of {', '.join(self.seen.inputs)}" if kind == "input" and len(self.seen.inputs) == 1 else kind
+        told = f"input of {', '.join(self.seen.inputs)}" if kind == "input" and len(self.seen.inputs) == 1 else kind
+        told = KINDS["linear"] if kind == "linear" else told
         kind = kind if kind in ("input", "output", "linear", "conv") else "linear"
-        shapes = {"linear": "linear layer"}.get(shapes, shapes)
-        return Fact(kind, label, _lines(label, shapes, where and f"called at {where}"))
+        return Fact(kind, label, _lines(label, told, where and f"called at {where}"))
 
     def _conv(self, info: LayerInfo, node: dict[str, Any]) -> Fact:
+        found = self.total([info.name])
         left = self.data.layers[info.name] if self.data.layers is not None else None
-        mask = left.mask if left else "1" * info.channels
-        told = plural(info.channels, "channel")
-        if left:
-            share = percent(left.channels / info.channels)
-            told = f"{left.channels:,} of {info.channels:,} channels live ({share} %)"
-        costs = [
-            change(name, getattr(info, metric), getattr(left, metric) if left else None)
-            for metric, name in (("volume", "volume"), ("flops", "FLOPs"), ("params", "params"))
-        ]
+        share = f" ({percent(left.channels / max(info.channels, 1))} %)" if left else ""
         label = _lines(
             info.name,
-            told,
-            *costs,
+            found.channels + share,
+            *found.costs.values(),
             info.guarded and f"guarded: {info.guarded}",
             info.ungated and f"no gate: {info.ungated}",
             info.streams and f"writes {listing(info.streams)}",
@@ -300,13 +314,15 @@ class Facts:
         )
         mark = "ungated" if info.ungated else "guarded" if info.guarded else ""
         mark = "frozen" if info.name in self.frozen else mark
+        mask = left.mask if left else "1" * info.channels
         count = f"{left.channels}/{info.channels}" if left else str(info.channels)
         gone = left is not None and not left.channels
-        return Fact("conv", info.name, label, count, mask, marks=(mark,) if mark else (), gone=gone, dead=gone)
+        costs = f"{info.channels} ch, {human(info.volume)}, {percent(info.volume_share)} %"
+        return Fact("conv", info.name, label, count, mask, costs, marks=(mark,) if mark else (), gone=gone, dead=gone)
 
     def _join(self, name: str, kind: str, node: dict[str, Any]) -> Fact:
         mask = self.data.streams.get(name, "")
-        title, why = _UNPRUNED[kind], ""
+        title, why = KINDS[kind], ""
         if mask and "1" not in mask:
             title, why = BECAME["dead"]
         elif mask and self.data.joins is not None:
@@ -316,7 +332,7 @@ class Facts:
         label = _lines(
             f"{name}: {title}",
             why,
-            mask and f"{mask.count('1'):,} of {len(mask):,} channels live",
+            mask and _living(len(mask), mask.count("1")),
             operands and f"of {listing(operands)}",
             stream and f"in the residual stream {stream}",
             name in self.seen.pooling_blocks and "a pooling block: no identity reaches it, so one operand must live",
@@ -329,28 +345,31 @@ class Facts:
 
     def _block(self, block: Block) -> Fact:
         names = layer_names(self.seen, block.nodes())
-        infos = [self.infos[name] for name in names]
-        before = sum(info.channels for info in infos)
-        if self.data.layers is None:
-            label = _lines(
-                block.path,
-                f"{plural(len(names), 'convolution')}, {plural(before, 'channel')}",
-                change("volume", sum(info.volume for info in infos), None),
-                change("FLOPs", sum(info.flops for info in infos), None),
-            )
-            return Fact("block", block.path, label, f"{before}" if names else "", share=1.0 if names else None)
-        left = [self.data.layers[name] for name in names]
-        after = sum(entry.channels for entry in left)
-        label = _lines(
-            block.path,
-            f"{plural(len(names), 'convolution')}, {after:,} of {before:,} channels live",
-            change("volume", sum(info.volume for info in infos), sum(entry.volume for entry in left)),
-            change("FLOPs", sum(info.flops for info in infos), sum(entry.flops for entry in left)),
-        )
+        found = self.total(names)
+        told = f"{plural(len(names), 'convolution')}, {found.channels}"
+        label = _lines(block.path, told, found.costs["volume"], found.costs["flops"])
         if not names:
             return Fact("block", block.path, label)
-        dead = all(self.nodes[name].dead for name in block.nodes())
-        return Fact("block", block.path, label, f"{after}/{before}", share=after / before, gone=not after, dead=dead)
+        if found.after is None:
+            return Fact("block", block.path, label, f"{found.before}", share=1.0)
+        share, dead = found.after / max(found.before, 1), all(self.nodes[name].dead for name in block.nodes())
+        count = f"{found.after}/{found.before}"
+        return Fact("block", block.path, label, count, share=share, gone=not found.after, dead=dead)
+
+    def total(self, names: Iterable[str]) -> Total:
+        """Of the convolutions of these names."""
+        infos = [self.infos[name] for name in names]
+        left = [self.data.layers[info.name] for info in infos] if self.data.layers is not None else None
+        before, after = sum(i.channels for i in infos), None if left is None else sum(s.channels for s in left)
+        costs = {
+            metric: change(
+                NAMES[metric],
+                sum(getattr(info, metric) for info in infos),
+                None if left is None else sum(getattr(survivor, metric) for survivor in left),
+            )
+            for metric in METRICS
+        }
+        return Total(before, after, _living(before, after), costs)
 
 
 def tree_of(seen: Inspection) -> Block:
@@ -370,14 +389,8 @@ def layer_names(seen: Inspection, nodes: Iterable[str]) -> list[str]:
     return [label for label in dict.fromkeys(labels) if label in known]
 
 
-def change(name: str, before: int, after: int | None) -> str:
-    """
-    >>> change("volume", 4096, 1024), change("volume", 4096, None)
-    ('volume 4.10k → 1.02k (25.0 %)', 'volume 4.10k')
-    """
-    if after is None:
-        return f"{name} {human(before)}"
-    return f"{name} {human(before)} → {human(after)} ({percent(after / before if before else 0)} %)"
+def _living(before: int, after: int | None) -> str:
+    return plural(before, "channel") if after is None else f"{after:,} of {before:,} channels live"
 
 
 def _lines(*lines: Any) -> str:

@@ -1,28 +1,45 @@
-"""A report as one HTML page that needs nothing else: no network, no fonts, no scripts of others."""
+"""A report as one HTML page that needs nothing else, and the network as one SVG file; the markup is in templates.
+
+Whatever text goes into a template is escaped there.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from xml.etree import ElementTree as ET
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fxprune.analysis.inspection import Inspection
+from fxprune.cost.model import LATENCY, METRICS
 from fxprune.files import as_path, write_atomically
-from fxprune.report import parts as tables
-from fxprune.report.blocks import Block
-from fxprune.report.facts import Facts, ReportData, change, layer_names, of_run
-from fxprune.report.markup import Element, add, also
-from fxprune.report.page_graph import Graph
-from fxprune.report.parts import NAMES, Bar, bars, cards, curves, fraction, totals
-from fxprune.report.text import plural
+from fxprune.report import charts
+from fxprune.report.facts import BECAME, JOINS, MARKS, Facts, ReportData, of_inspection, of_run
+from fxprune.report.graph import Graph
+from fxprune.report.terminal import collect, pooling_rows, specialisation_rows, stream_rows
+from fxprune.report.text import NAMES, clean, duration, fraction, human, listing, lower_bound, number, percent, plural
+from fxprune.trace.frames import short_source
 
 PAGE = "report.html"
-_COUNTED = "Per sample. Volume: positions of all output channels. FLOPs: two per multiply-add. Of convolutions only; "
-_COUNTED += "a linear layer that is applied at every position of a map is one."
-_BARS = 44  # more than these cannot be told apart
+Rows = Sequence[tuple[str, str | None]]
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("fxprune.report", ""),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=lambda value: number(value) if isinstance(value, float) else value,
+)
+_TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # in the order in which it comes
+_TEMPLATES.filters.update(human=human, exact="{:,}".format, plural=plural)
 
 
 def write_page(folder: str | os.PathLike[str], file: Path | None = None) -> Path:
@@ -37,173 +54,207 @@ def write_page(folder: str | os.PathLike[str], file: Path | None = None) -> Path
 
 def render(data: ReportData) -> str:
     """The whole page."""
-    root = ET.Element("html", lang="en")
-    _head(root, data)
-    body = add(root, "body")
-    add(body, "a", "Skip to the numbers", href="#costs", class_="skip")
-    _title(body, data)
-    main = add(body, "main")
-    tables.missing(main, data.missing)
-    cards(main, data)
-    seen = data.inspection
-    if seen is not None:
-        graph = Graph(data)
-        _network(main, data, seen, graph)
-        _channels(main, data, graph.facts)
-    if data.run is not None:
-        part = tables.section(main, "training", "Training")
-        if not curves(part, data):
-            add(part, "p", "Nothing was logged yet.")
-    part = tables.section(main, "costs", "Costs", _COUNTED)
-    totals(part, data)
-    if seen is not None:
-        tables.cost_table(part, data, seen)
-        tables.constraints(tables.section(main, "constraints", "What must stay, and why"), seen)
-    if data.run is not None:
-        tables.certificate(tables.section(main, "certificate", "Certificate"), data)
-        if data.settings:
-            tables.settings(tables.section(main, "settings", "Settings of the run"), data)
-    _foot(body, data)
-    text = ET.tostring(root, encoding="unicode", method="html")
-    return f"<!DOCTYPE html>\n{text}\n"
-
-
-def _head(root: Element, data: ReportData) -> None:
-    head = add(root, "head")
-    add(head, "meta", charset="utf-8")
     script, style = (
         resources.files("fxprune.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("js", "css")
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    head.append(ET.Element("meta", {"http-equiv": "Content-Security-Policy", "content": policy}))
-    add(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
-    add(head, "meta", name="color-scheme", content="light dark")
-    add(head, "link", rel="icon", href="data:,")
-    add(head, "title", f"{data.model}: {'pruning report' if data.run is not None else 'what can be pruned'}")
-    add(head, "style").text = style
-    add(head, "script", defer="").text = script
-
-
-def _title(body: Element, data: ReportData) -> None:
-    header = add(body, "header")
-    line = add(header, "div", class_="line")
-    words = add(line, "div")
-    add(words, "p", "fxprune report" if data.run is not None else "fxprune inspect", class_="over")
-    add(words, "h1", data.model)
-    sub = add(words, "p", class_="sub")
-    if data.stage is not None:
-        add(sub, "span", data.stage, class_=f"chip {data.stage}")
-    budgets = ", ".join(f"{fraction(share)} of the {NAMES.get(name, name)}" for name, share in data.budget.items())
-    if data.stage is not None:
-        also(sub, f" Budget: {budgets}")
-    elif data.budget:
-        also(sub, f"Asked about a budget of {fraction(next(iter(data.budget.values())))}")
+    found: dict[str, Any] = {
+        "data": data, "script": script, "style": style, "digest": digest, "about": _about(data), "cards": cards(data),
+        "columns": ("channels", *METRICS), "totals": totals(data), "curves": charts.curves(data),
+        "settings": settings(data), "seen": data.inspection, "capital": capital,
+    }  # fmt: skip
     if data.inspection is not None:
-        also(sub, f"{' · ' if data.budget else ''}Input: {', '.join(data.inspection.inputs)}")
-    if data.run is not None:
-        also(sub, f" · Run: {data.run}")
-    add(line, "button", "Dark", id="theme", type="button", aria_pressed="false", title="Switch between light and dark")
-    links = {"network": "Network", "channels": "Channels", "training": "Training", "costs": "Costs",
-             "constraints": "Constraints", "certificate": "Certificate", "settings": "Settings"}  # fmt: skip
-    left_out = set() if data.inspection is not None else {"network", "channels", "constraints"}
-    left_out |= set() if data.run is not None else {"training", "certificate", "settings"}
-    left_out |= set() if data.settings else {"settings"}
-    nav = add(header, "nav", aria_label="Parts of this page")
-    for name, title in links.items():
-        if name not in left_out:
-            add(nav, "a", title, href=f"#{name}")
+        facts = Facts(data)
+        found.update(
+            graph=Graph(facts), legend=legend(facts), joins=joins(data, data.inspection), bars=charts.bars(facts),
+            notes=collect(data.inspection), constraints=constraints(data.inspection),
+        )  # fmt: skip
+    return _written("page.html.j2", found)
 
 
-def _network(main: Element, data: ReportData, seen: Inspection, graph: Graph) -> None:
-    told = "A box per convolution, a pill per join; in the bars a channel is filled if it lives. "
-    if data.layers is None:
-        told = "A box per convolution, a pill per join. "
-    many = sum(1 for _ in graph.root.blocks()) > 1
-    told += "Hover or focus one to see its numbers"
-    told += "; click a block, or press Enter, to open or close it." if many else "."
-    part = tables.section(main, "network", "Network", told)
-    columns = add(part, "div", class_="columns")
-    box = add(columns, "div", class_="scroll graph", id="graph-box")
-    graph.write(box)
-    side = add(columns, "div", class_="side")
-    if many:
-        buttons = add(side, "p", class_="buttons")
-        add(buttons, "button", "Open all", id="open-all", type="button")
-        add(buttons, "button", "Close all", id="close-all", type="button")
-    _legend(side, data, graph.facts)
-    tables.joins_table(side, data, seen)
+def draw(seen: Inspection) -> str:
+    """Convolutions, joins, inputs and outputs, top to bottom, with a legend, as SVG."""
+    graph = Graph(Facts(of_inspection(seen, "")), bars=False)
+    title = f"{seen.model} for {', '.join(seen.inputs)}: volume {human(seen.cost['volume'])}"
+    return _written("graph.svg.j2", {"title": title, "graph": graph, "legend": graph.legend()})
 
 
-def _legend(side: Element, data: ReportData, facts: Facts) -> None:
+def _written(template: str, found: dict[str, Any]) -> str:
+    return clean(_TEMPLATES.get_template(template).render(found)).strip() + "\n"
+
+
+def capital(metric: str) -> str:
+    """
+    >>> capital("flops"), capital("volume"), capital("channels")
+    ('FLOPs', 'Volume', 'Channels')
+    """
+    name = NAMES.get(metric, metric)
+    return name[:1].upper() + name[1:]
+
+
+def _about(data: ReportData) -> str:
+    """The line below the title."""
+    found = []
+    if data.budget and data.stage is None:
+        found.append(f"Asked about a budget of {fraction(next(iter(data.budget.values())))}")
+    elif data.budget:
+        budgets = (f"{fraction(share)} of the {NAMES.get(name, name)}" for name, share in data.budget.items())
+        found.append(f"Budget: {', '.join(budgets)}")
+    if data.inspection is not None:
+        found.append(f"Input: {', '.join(data.inspection.inputs)}")
+    return " · ".join([*found, *([f"Run: {data.run}"] if data.run is not None else [])])
+
+
+# ------------------------------------------------------------ costs
+
+
+@dataclass(frozen=True)
+class Card:
+    """A number at a first look; ``left`` is a share to draw."""
+
+    title: str
+    big: str
+    small: str = ""
+    left: float | None = None
+    numbers: str = ""
+    told: tuple[str, ...] = ()
+
+
+def cards(data: ReportData) -> list[Card]:
+    """What was given up, and what was gained."""
+    found = [_accuracy(data)] if data.accuracy.keys() & {"before", "exported", "after"} else []
+    for metric in (*METRICS, LATENCY):  # the last one only if a budget asked for it
+        if metric in data.before:
+            left = (data.after or {}).get(metric)
+            found.append(_unpruned(data, metric) if left is None else _pruned(data, metric, left))
+    return found
+
+
+def _pruned(data: ReportData, metric: str, left: int) -> Card:
+    full, share = data.before[metric], data.budget.get(metric)
+    told = f"{percent(left / full if full else 0)} % is left"
+    told += f"; {percent(left / (share * full))} % of its budget" if share and full else ""
+    numbers = f"{_said(metric, full)} → {_said(metric, left)}"
+    factor = f"{full / left:.1f}×" if left else "–"
+    return Card(capital(metric), factor, "less", left / max(full, 1), numbers, (told,))
+
+
+def _unpruned(data: ReportData, metric: str) -> Card:
+    full, share, seen = data.before[metric], data.budget.get(metric), data.inspection
+    told = ""
+    if seen is not None and metric in seen.smallest:
+        least = seen.smallest[metric]
+        told = f"smallest net: {_said(metric, least)}, a budget of {lower_bound(seen.smallest_budget[metric])}"
+        if data.run is None and share is not None:
+            told = f"{fraction(share)} {'can be reached' if least <= share * full else 'is out of reach'}; {told}"
+    big, numbers = (_said(metric, full), f"{full:,} ns") if metric == LATENCY else (human(full), f"{full:,}")
+    return Card(capital(metric), big, numbers=numbers, told=(told,) if told else ())
+
+
+def _said(metric: str, count: int) -> str:
+    """
+    >>> _said("volume", 43008), _said("latency", 1_234_567)
+    ('43,008', '1.23 ms')
+    """
+    return f"{count / 1e6:.3g} ms" if metric == LATENCY else f"{count:,}"
+
+
+def _accuracy(data: ReportData) -> Card:
+    before, after = data.accuracy.get("before"), data.accuracy.get("after", data.accuracy.get("exported"))
+    share = all(0 <= value <= 1 for value in data.accuracy.values())
+
+    def said(value: float) -> str:
+        return f"{100 * value:.2f} %" if share else f"{value:.4g}"
+
+    if after is None:
+        return Card("Accuracy", said(before or 0.0), told=("of the unpruned net",))
+    numbers, told = "", []
+    if before is not None:
+        far = f"{100 * (after - before):+.2f} points" if share else f"{after - before:+.2f}"
+        numbers, told = f"{said(before)} → {said(after)}", [f"{far} against the unpruned net".replace("-", "−")]
+    told += [] if "after" in data.accuracy else ["not fine-tuned yet"]
+    return Card("Accuracy", said(after), numbers=numbers, told=tuple(told))
+
+
+def totals(data: ReportData) -> list[tuple[str, list[str]]]:
+    """All costs, exactly."""
+    in_full = {
+        "network_flops": f"{NAMES['flops']} with linear layers",
+        "network_params": "All parameters",
+        LATENCY: f"{capital(LATENCY)} of the example's batch, in ns, by a model of this machine",
+    }
+    found = []
+    for metric in NAMES:
+        if metric in data.before:
+            full, left = data.before[metric], (data.after or {}).get(metric)
+            cells = ["–"] * 3
+            if left is not None:
+                factor = f"{full / left:.2f}×" if left else "–"
+                cells = [f"{left:,}", f"{percent(left / full if full else 0)} %", factor]
+            found.append((in_full.get(metric, capital(metric)), [f"{full:,}", *(cells if data.after else [])]))
+    return found
+
+
+# ------------------------------------------------------------ words
+
+
+def legend(facts: Facts) -> list[tuple[str, str]]:
+    """How things are drawn that are there, and what that means."""
     marks = {mark for fact in facts.nodes.values() for mark in fact.marks}
-    add(side, "h3", "Legend")
-    rows = add(side, "ul", class_="legend")
-    pruned = data.layers is not None
-    entries = [
-        ("alive", "channel that lives" if pruned else "channel", True),
-        ("track", "channel that is dead", pruned),
-        ("guarded", "guarded: one channel must live", "guarded" in marks),
-        ("frozen", "frozen: every channel stays", "frozen" in marks),
-        ("ungated", "no gate of its own", "ungated" in marks),
-        ("pooling", "pooling block: one side must live", "pooling" in marks),
-        ("vanished", "gone: nothing of it is left", any(fact.gone for fact in facts.nodes.values())),
+    pruned = facts.data.layers is not None
+    found = [("alive", "channel that lives"), ("track", "channel that is dead")] if pruned else [("alive", "channel")]
+    found += [(mark, told) for mark, told in MARKS.items() if mark in marks]
+    gone = any(fact.gone for fact in facts.nodes.values())
+    return [*found, *([("vanished", "gone: nothing of it is left")] if gone else [])]
+
+
+def joins(data: ReportData, seen: Inspection) -> list[tuple[int, str, str]]:
+    """How often each way of joining is used."""
+    kinds: Counter[tuple[str, str]] = Counter()
+    for name, node in seen.nodes.items():
+        mask = data.streams.get(name)
+        if node["kind"] in JOINS and mask is not None and data.joins is not None:
+            known = "dead" if "1" not in mask else data.joins.get(name, node["kind"])
+            kinds[BECAME.get(known, BECAME[node["kind"]])] += 1
+    return [(count, *words) for words, count in sorted(kinds.items(), key=lambda entry: -entry[1])]
+
+
+def constraints(seen: Inspection) -> list[tuple[str, str, Rows]]:
+    """Guards, freezes, leaves, streams and specialisations, each with its reason."""
+    freezes = []
+    for freeze in seen.freezes:
+        at = f" at {short_source(freeze.source)}" if freeze.source else ""
+        kept = f"keeps {percent(freeze.volume_share)} % of the volume"
+        layers = f": {listing(freeze.layers)}" if freeze.layers else ""
+        freezes.append((freeze.op, f"{freeze.why}{at}; {kept}{layers}. To free it: {freeze.remedy}."))
+    leaves = [
+        (leaf.path, f"{leaf.type}: {leaf.reason}" + (f" ({short_source(leaf.source)})" if leaf.source else ""))
+        for leaf in seen.leaves
     ]
-    for kind, text, used in entries:
-        if used:
-            row = add(rows, "li")
-            add(row, "i", class_=f"swatch {kind}", aria_hidden="true")
-            add(row, "span", text)
-
-
-def _channels(main: Element, data: ReportData, facts: Facts) -> None:
-    title = "Channels per block"
-    told = "As high as before pruning, filled as far as they live." if data.layers is not None else "Before pruning."
-    part = tables.section(main, "channels", title, told)
-    box = add(part, "div", class_="scroll", tabindex=0, role="region", aria_label=title)
-    entries = []
-    for name, layers in groups(facts.tree, facts.seen):
-        infos = [facts.infos[layer] for layer in layers]
-        before = sum(info.channels for info in infos)
-        left = [data.layers[layer] for layer in layers] if data.layers is not None else None
-        after = None if left is None else sum(entry.channels for entry in left)
-        lines = [
-            name,
-            plural(before, "channel") if after is None else f"{after:,} of {before:,} channels live",
-            change("volume", sum(i.volume for i in infos), None if left is None else sum(e.volume for e in left)),
-            plural(len(layers), "convolution"),
-        ]
-        entries.append(Bar(name, before, after, "\n".join(lines)))
-    bars(box, title, entries)
-
-
-def groups(root: Block, seen: Inspection, most: int = _BARS) -> list[tuple[str, list[str]]]:
-    """Blocks and the convolutions in them, as finely as there is room for; layers outside of blocks alone."""
-    found = [(block, key) for key, block in root.members.items()]
-    while True:
-        finer = [
-            (inner, name)
-            for block, key in found
-            for name, inner in ([(key, block)] if block is None or _is_last(block) else block.members.items())
-        ]
-        if len(finer) > most or len(finer) == len(found):
-            break
-        found = finer
-    named = [
-        (seen.nodes[key]["label"] if block is None else block.path, [key] if block is None else list(block.nodes()))
-        for block, key in found
+    frozen = {name for freeze in seen.freezes for name in freeze.layers}
+    guards = [(layer.name, layer.guarded) for layer in seen.layers if layer.guarded]
+    ungated = [(layer.name, layer.ungated) for layer in seen.layers if layer.ungated and layer.name not in frozen]
+    asserted = "What Python read of the example, and the graph asserts since."
+    found: list[tuple[str, str, Rows]] = [
+        ("Guards", "At least one channel of these must live.", guards),
+        ("Freezes", "Ops that keep every channel that reaches them.", freezes),
+        ("Leaves", "Submodules that were not looked into; their channels stay.", leaves),
+        ("Without a gate", "Convolutions that follow others, or stay as they are.", ungated),
+        ("Residual streams", "Adds that share channels.", stream_rows(seen)),
+        ("Pooling blocks", "Adds that no identity reaches.", pooling_rows(seen)),
+        ("Specialised to the example", asserted, specialisation_rows(seen)),
     ]
-    convs: dict[str, list[str]] = {}  # a layer that is called several times is one
-    for name, nodes in named:
-        known = convs.setdefault(name, [])
-        known += [layer for layer in layer_names(seen, nodes) if layer not in known]
-    return [(name, layers) for name, layers in convs.items() if layers]
+    return [part for part in found if part[2]]
 
 
-def _is_last(block: Block) -> bool:
-    return all(inner is None for inner in block.members.values())
+def settings(data: ReportData) -> Rows:
+    seconds = [("time", duration(data.seconds))] if data.seconds is not None else []
+    return [*((str(name), _as_said(value)) for name, value in data.settings.items()), *seconds]
 
 
-def _foot(body: Element, data: ReportData) -> None:
-    add(body, "footer", f"Written by fxprune {data.version}. This page is one file: it loads nothing.")
-    add(body, "div", id="tip", role="tooltip", hidden="")
+def _as_said(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_as_said(entry)}" for key, entry in value.items()) or "–"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_as_said, value)) or "–"
+    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else str(value)

@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 from fxprune.analysis.inspection import FreezeInfo, Inspection, LayerInfo, plain
 from fxprune.latency.profile import Profile
-from fxprune.report.text import fold_name, human, listing, lower_bound, percent, plural
+from fxprune.report.text import NAMES, fold_name, human, listing, lower_bound, percent, plural
 from fxprune.trace.frames import short_source
 
 SCHEMA = "fxprune.inspect/1"
@@ -25,7 +25,7 @@ def as_json(seen: Inspection, budget: float | None = None) -> str:
     """One object: ``schema``, everything that the inspection holds, and ``budget`` (null if none was asked about)."""
     asked = None
     if budget is not None:
-        asked = {"fraction": budget, "reachable": {metric: reachable(seen, metric, budget) for metric in METRICS}}
+        asked = {"fraction": budget, "reachable": {metric: reachable(seen, metric, budget) for metric in seen.cost}}
     return json.dumps({"schema": SCHEMA, **plain(seen.as_dict()), "budget": asked}, indent=2, allow_nan=False)
 
 
@@ -81,7 +81,7 @@ def _mark(reasons: dict[tuple[str, str], str], letter: str, text: str) -> str:
     return reasons.setdefault((letter, text), f"{letter}{number}")
 
 
-_COLUMNS = ("conv", "ch", "gate", "area", "volume", "%", "FLOPs", "%", "into", "note")
+_COLUMNS = ("conv", "ch", "gate", "area", NAMES["volume"], "%", NAMES["flops"], "%", "into", "note")
 _LEFT = {"conv", "into", "note"}
 _NARROWEST_NAME = 12
 
@@ -184,13 +184,6 @@ def _leaf(layer: LayerInfo, seen: Inspection, notes: Notes) -> Text:
     return label.append("  " + "  ".join(facts), style="default")
 
 
-METRICS = {
-    "volume": "volume",
-    "flops": "FLOPs",
-    "params": "params",
-    "network_flops": "network FLOPs",
-    "network_params": "network params",
-}
 _LONGEST_LIST = 12
 
 
@@ -215,17 +208,17 @@ def _costs(seen: Inspection) -> Table:
     table.add_column("cost")
     for title in ("", "exact", "smallest net", "as budget"):
         table.add_column(title, justify="right", no_wrap=True)
-    for metric, title in METRICS.items():
-        full, least = seen.cost[metric], seen.smallest[metric]
-        table.add_row(title, human(full), f"{full:,}", f"{least:,}", lower_bound(seen.smallest_budget[metric]))
+    for metric, full in seen.cost.items():
+        least = seen.smallest[metric]
+        table.add_row(NAMES[metric], human(full), f"{full:,}", f"{least:,}", lower_bound(seen.smallest_budget[metric]))
     return table
 
 
 def _budget(seen: Inspection, budget: float) -> Iterator[RenderableType]:
     yield Text(f"Budget {budget:.4g}", style="bold")
     rows = []
-    for metric, title in METRICS.items():
-        allowed = f"{int(budget * seen.cost[metric]):,}"
+    for metric, full in seen.cost.items():
+        title, allowed = NAMES[metric], f"{int(budget * full):,}"
         if reachable(seen, metric, budget):
             rows.append((title, f"{allowed}: reachable"))
         else:
@@ -334,7 +327,7 @@ def profile_table(found: Profile, width: int, most: int | None = None) -> Table:
     table.add_column("layer", overflow="fold")
     for title in ("op", "result"):
         table.add_column(title, no_wrap=True)
-    for title in ("µs", "%", "FLOPs", "GFLOP/s", "FLOPs/B"):
+    for title in ("µs", "%", NAMES["flops"], "GFLOP/s", "FLOPs/B"):
         table.add_column(title, justify="right", no_wrap=True)
     bars = width >= _WIDE
     if bars:

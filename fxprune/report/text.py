@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+
+from fxprune.cost.model import LATENCY
+
+NAMES = {  # of all that is counted and measured
+    "volume": "volume",
+    "flops": "FLOPs",
+    "params": "params",
+    "network_flops": "network FLOPs",
+    "network_params": "network params",
+    LATENCY: "latency",
+}
+_UNFIT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def human(number: float) -> str:
@@ -80,3 +93,51 @@ def plural(count: int, noun: str) -> str:
     ('1 gate', '4,800 gates')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def fraction(share: float) -> str:
+    """
+    >>> fraction(0.25), fraction(1 / 3), fraction(0.3)
+    ('1/4', '1/3', '30.0 %')
+    """
+    whole = round(1 / share) if share > 0 else 0
+    return f"1/{whole}" if whole > 1 and abs(share * whole - 1) < 1e-6 else f"{percent(share)} %"
+
+
+def change(name: str, before: int, after: int | None) -> str:
+    """
+    >>> change("volume", 4096, 1024), change("volume", 4096, None)
+    ('volume 4.10k → 1.02k (25.0 %)', 'volume 4.10k')
+    """
+    if after is None:
+        return f"{name} {human(before)}"
+    return f"{name} {human(before)} → {human(after)} ({percent(after / before if before else 0)} %)"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(9.4), duration(754), duration(7320)
+    ('9.4 s', '12 min 34 s', '2 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds) // 60
+    return f"{minutes} min {int(seconds) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def number(value: float) -> str:
+    """A coordinate.
+
+    >>> number(2), number(2.04), number(-0.01)
+    ('2', '2.04', '-0.01')
+    """
+    return f"{value:.2f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
+
+
+def clean(text: str) -> str:
+    """Without what no file can hold (halves of characters) and no page shows (control characters).
+
+    >>> clean("a\\x00b\\ud800c")
+    'a\\ufffdb\\ufffdc'
+    """
+    return _UNFIT.sub("\ufffd", text)

@@ -11,10 +11,12 @@ from html.parser import HTMLParser
 import pytest
 from page_cases import CHANNELS, layer, page, residual
 
-from fxprune.report.blocks import Block, block_tree
-from fxprune.report.facts import ReportData, of_inspection, tree_of
-from fxprune.report.page import fraction, groups, render
-from fxprune.report.page_graph import Graph, opened_first
+from fxprune.report.charts import groups
+from fxprune.report.facts import Facts, ReportData, of_inspection, tree_of
+from fxprune.report.graph import Graph, opened_first
+from fxprune.report.layout import Block, block_tree
+from fxprune.report.page import render
+from fxprune.report.text import fraction
 
 EVIL = "<script>alert(1)</script>\"'&"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -118,9 +120,9 @@ def test_numbers_of_the_head_the_table_and_the_certificate(whole: Page) -> None:
 
 def test_big_nets_start_with_blocks_closed() -> None:
     assert opened_first(tree_of(residual(2, 2))) == {"/", *(b.key for b in tree_of(residual(2, 2)).blocks())}
-    some = Graph(page(residual(4, 6)))
+    some = Graph(Facts(page(residual(4, 6))))
     assert some.opened == {"/", "/layer1", "/layer2", "/layer3", "/layer4"}
-    assert Graph(page(residual(4, 80))).opened == {"/"}
+    assert Graph(Facts(page(residual(4, 80)))).opened == {"/"}
 
 
 def test_a_page_of_an_inspection_has_no_run() -> None:
@@ -181,7 +183,7 @@ def test_the_data_is_json() -> None:
 
 
 def test_the_plan_names_everything_once() -> None:
-    graph = Graph(page(residual(3, 4)))
+    graph = Graph(Facts(page(residual(3, 4))))
     plan = graph.plan()
     slots = [slot for block in plan["blocks"].values() for slot in block["slots"] if slot and slot not in plan["ports"]]
     assert sorted(slots) == sorted([*graph.facts.nodes, *(key for key in plan["blocks"] if key != plan["root"])])

@@ -240,4 +240,4 @@ def test_inspect_writes_a_page(tmp_path: Path, shell: Shell) -> None:
 
 def test_the_page_is_part_of_the_package() -> None:
     text = (Path(__file__).parents[2] / "setup.cfg").read_text()
-    assert "fxprune.report = page.css, page.js" in text
+    assert "fxprune.report = page.html.j2, graph.svg.j2, page.css, page.js" in text

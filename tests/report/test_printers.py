@@ -19,7 +19,7 @@ from fxprune.analysis.inspection import FreezeInfo, Inspection
 from fxprune.channels.facts import Specialisation
 from fxprune.commands.target import load_model
 from fxprune.files import write_atomically
-from fxprune.report.svg import draw
+from fxprune.report.page import draw
 from fxprune.report.terminal import as_json, collect, foot, head, layer_table, layer_tree
 from fxprune.report.text import fold_name, lower_bound
 from fxprune.trace.frames import short_source
@@ -126,18 +126,18 @@ def test_markup_in_names_is_text() -> None:
     seen = fxprune.inspect(Net(), torch.zeros(1, 3, 4, 4))
     notes = collect(seen)
     assert "[red]&<b>" in _printed(layer_table(seen, notes, 100)) and "[red]&<b>" in _printed(layer_tree(seen, notes))
-    drawn = ET.fromstring(draw(seen, notes))
+    drawn = ET.fromstring(draw(seen))
     assert "parts.[red]&<b>" in {group.get("data-layer") for group in drawn.iter("{http://www.w3.org/2000/svg}g")}
 
 
 def test_svg_tells_kinds_apart_and_explains_only_what_it_shows(odd: Inspection) -> None:
-    drawn = ET.fromstring(draw(odd, collect(odd)))
+    drawn = ET.fromstring(draw(odd))
     classes = [group.get("class", "") for group in drawn.iter("{http://www.w3.org/2000/svg}g")]
     nodes = {name.removeprefix("node ") for name in classes if name.startswith("node ")}
     legend = {name.removeprefix("legend ") for name in classes if name.startswith("legend ")}
     assert {"conv", "conv guarded", "conv ungated", "conv frozen", "add", "add pooling", "mul", "cat"} <= nodes
     assert legend == nodes - {"input", "output"}
-    assert "http" not in draw(odd, collect(odd)).replace("http://www.w3.org/2000/svg", "")
+    assert "http" not in draw(odd).replace("http://www.w3.org/2000/svg", "")
 
 
 def test_files_are_written_whole(tmp_path: Path) -> None:

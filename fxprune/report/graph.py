@@ -1,0 +1,251 @@
+"""The network, drawn: where every node, block and edge goes, and what is written into it; ``graph.svg.j2`` has the
+markup, for the page and for a file.
+
+On the page blocks can be opened and closed. What is written is where everything goes at first; ``page.js`` places it
+anew by the same rules (``layout.placed``), in the order that was found here, when a block is opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from fxprune.report import layout
+from fxprune.report.facts import KINDS, MARKS, Fact, Facts
+from fxprune.report.layout import IN, OUT, Block, Point, Segment, placed, ranked
+from fxprune.report.text import clean, number
+
+MANY = 40  # boxes to begin with: what is more is folded into blocks
+HEIGHTS = {"conv": 42.0, "add": 32.0, "mul": 32.0, "cat": 32.0, "linear": 28.0, "input": 24.0, "output": 24.0}
+CLOSED = 46.0
+_CHARACTER = 6.7  # width of one, in the 11 px monospace font
+_NARROW, _WIDE = 150.0, 250.0
+_ICONS = {
+    "guarded": "M4 0L8 1.4V4.4C8 6.8 6 8.4 4 9.2C2 8.4 0 6.8 0 4.4V1.4Z",
+    "frozen": "M0 4H8V9.4H0ZM1.8 4V2.4A2.2 2.2 0 0 1 6.2 2.4V4H5V2.6A1 1 0 0 0 3 2.6V4Z",
+}
+
+
+@dataclass(frozen=True)
+class Edge:
+    path: str
+    dead: bool
+    arrow: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A node, or a block with what is in it, from its upper left corner on."""
+
+    key: str
+    fact: Fact
+    name: str  # as much of it as there is room for
+    x: float
+    y: float
+    width: float
+    height: float
+    inset: float
+    icon: str = ""
+    icon_x: float = 0.0
+    cells: str = ""  # of the bar of living channels
+    inside: Inside | None = None
+    opened: bool = False
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What is in a block, or in the whole."""
+
+    key: str
+    edges: list[Edge]
+    shapes: list[Shape]
+
+
+class Graph:
+    """With ``bars``, for a page: boxes are equally wide, names are cut, blocks can be folded, and bars show channels.
+    Without, for a file: boxes are as wide as their texts, nothing is folded, and numbers stand for the bars."""
+
+    padding, header, margin = 14.0, 30.0, 16.0
+
+    def __init__(self, facts: Facts, *, bars: bool = True) -> None:
+        self.facts, self.bars = facts, bars
+        flat = Block("", dict.fromkeys(facts.seen.nodes), list(dict.fromkeys(facts.seen.edges)))
+        self.root: Block = facts.tree if bars else flat
+        self.order = {block.key: ranked(_items(block), block.edges) for block in self.root.blocks()}
+        self.opened = opened_first(self.root)
+        self.names = {key: self._name(key, block) for block in self.root.blocks() for key in block.members}
+        self.wide = min(max([_NARROW, *map(self._needed, self.names)]), _WIDE)
+        self.sizes: dict[str, Point] = {}
+        self.ports: dict[str, Point] = {}  # where edges enter and leave, from the middle
+        self.layouts: dict[str, layout.Layout] = {}
+        self._measure(self.root)
+        self.width, self.height = (length + 2 * self.margin for length in self.sizes[self.root.key])
+        self.inside = self._inside(self.root)
+
+    def legend(self) -> list[tuple[str, str]]:
+        """The kinds of nodes that are drawn, with a word about each."""
+        used = {fact.classes for fact in self.facts.nodes.values()}
+        known = [(f"{kind} {mark}".strip(), MARKS.get(mark, KINDS[kind])) for kind in KINDS for mark in ("", *MARKS)]
+        return [(kind, told) for kind, told in known if kind in used]
+
+    def plan(self) -> dict[str, Any]:
+        """For the script: sizes, and per block its slots (a key, or null where an edge passes), ranks and links."""
+        blocks = {}
+        for block in self.root.blocks():
+            order = self.order[block.key]
+            slots = [slot for rank in order.ranks for slot in rank]
+            at = {slot: position for position, slot in enumerate(slots)}
+            blocks[clean(block.key)] = {
+                "slots": [None if isinstance(slot, tuple) else clean(slot) for slot in slots],
+                "ranks": [[at[slot] for slot in rank] for rank in order.ranks],
+                "links": [[at[a], at[b]] for a, b in order.links],
+            }
+        constants = {"gap": layout.BETWEEN_RANKS, "between": layout.BETWEEN_NODES, "passage": layout.PASSAGE,
+                     "sweeps": layout.SWEEPS, "padding": self.padding, "header": self.header, "margin": self.margin,
+                     "width": self.wide, "closed": CLOSED}  # fmt: skip
+        heights = {clean(name): HEIGHTS[fact.kind] for name, fact in self.facts.nodes.items()}
+        return {"root": self.root.key, **constants, "heights": heights, "blocks": blocks, "ports": [IN, OUT]}
+
+    # ------------------------------------------------------------ placing
+
+    def _measure(self, block: Block) -> None:
+        """The size of a block as it stands, after those of the blocks inside."""
+        sizes: dict[str, Point] = {IN: (0.0, 0.0), OUT: (0.0, 0.0)}
+        for key, inner in block.members.items():
+            if inner is None:
+                sizes[key] = self.wide if self.bars else self._needed(key), HEIGHTS[self.facts.nodes[key].kind]
+            else:
+                self._measure(inner)
+                sizes[key] = self.sizes[key] if key in self.opened else (self.wide, CLOSED)
+        found = self.layouts[block.key] = placed(self.order[block.key], sizes)
+        self.sizes.update((key, size) for key, size in sizes.items() if key not in (IN, OUT))
+        beside, above = (0.0, 0.0) if block is self.root else (2 * self.padding, self.header)
+        wide = max(found.width, self.wide)
+        self.sizes[block.key] = wide + beside, found.height + above
+        shift = (wide - found.width) / 2 - wide / 2
+        ends = [found.centres[port][0] + shift if port in found.centres else 0.0 for port in (IN, OUT)]
+        self.ports[block.key] = ends[0], ends[1]
+
+    def _inside(self, block: Block) -> Inside:
+        found = self.layouts[block.key]
+        wide = self.sizes[block.key][0] - (0.0 if block is self.root else 2 * self.padding)
+        shift = (wide - found.width) / 2
+        edges = []
+        for segment in found.segments:
+            source, target = (slot if isinstance(slot, str) else slot[0] for slot in segment.link)
+            dead = self.facts.is_dead(source) or (segment.arrow and self.facts.is_dead(target))
+            edges.append(Edge(self._path(segment, shift), dead, segment.arrow and target not in (IN, OUT)))
+        shapes = []
+        for key, inner in block.members.items():
+            (x, y), (width, height) = found.centres[key], self.sizes[key]
+            if inner is not None and key not in self.opened:
+                width, height = self.wide, CLOSED
+            corner = x - width / 2 + shift, y - height / 2
+            shapes.append(self._shape(key, inner, (*corner, width, height)))
+        return Inside(block.key, edges, shapes)
+
+    def _path(self, segment: Segment, shift: float) -> str:
+        (x, y), (to_x, to_y) = segment.start, segment.end
+        source, target = segment.link
+        x += shift + (self._port(source)[1] if isinstance(source, str) else 0.0)
+        to_x += shift + (self._port(target)[0] if isinstance(target, str) else 0.0)
+        middle = (y + to_y) / 2
+        straight = f"V{number(to_y + segment.through)}" if segment.through else ""
+        numbers = " ".join(map(number, (x, middle, to_x, middle, to_x, to_y)))
+        return f"M{number(x)} {number(y)}C{numbers}{straight}"
+
+    def _port(self, key: str) -> Point:
+        return self.ports[key] if key in self.opened else (0.0, 0.0)
+
+    # ------------------------------------------------------------ what is written
+
+    def _shape(self, key: str, block: Block | None, place: tuple[float, float, float, float]) -> Shape:
+        fact, width, inset = self._fact(key), place[2], 0.0
+        if block is not None:
+            name = _short(self.names[key], self._room(fact))
+            return Shape(key, fact, name, *place, inset, inside=self._inside(block), opened=key in self.opened)
+        inset = _inset(fact.kind)
+        if not self.bars:
+            return Shape(key, fact, fact.name, *place, inset)
+        name = _short(self.names[key], 20 if fact.kind in ("input", "output") else self._room(fact))
+        icon = _ICONS.get(next(iter(fact.marks), ""), "")
+        icon_x = width - inset - len(fact.count) * _CHARACTER - 14
+        y, high = (25, 10) if fact.kind == "conv" else (23, 4)
+        return Shape(key, fact, name, *place, inset, icon, icon_x, _cells(inset, y, width - 2 * inset, high, fact.mask))
+
+    def _fact(self, key: str) -> Fact:
+        return self.facts.nodes.get(key) or self.facts.blocks[key]
+
+    def _name(self, key: str, outer: Block) -> str:
+        """Within a block, layers go by what is left of their names; blocks show where they are."""
+        fact = self._fact(key)
+        inside = fact.kind in ("conv", "linear") and outer.path
+        return fact.name.removeprefix(f"{outer.path}.") if inside else fact.name
+
+    def _needed(self, key: str) -> float:
+        fact = self._fact(key)
+        if not self.bars:
+            return max(len(fact.name), len(fact.costs)) * _CHARACTER + 2 * _inset(fact.kind)
+        return (len(self.names[key]) + len(fact.count) + 1) * _CHARACTER + _around(fact)
+
+    def _room(self, fact: Fact) -> int:
+        """Characters that a name may have."""
+        return int((self.wide - _around(fact)) / _CHARACTER) - len(fact.count) - 1
+
+
+def opened_first(root: Block, most: int = MANY) -> set[str]:
+    """The blocks that are open at first: whole levels, from outside, as long as there are few boxes."""
+    opened, level = {root.key}, [root]
+    shown = len(root.members)
+    while True:
+        level = [inner for block in level for inner in block.members.values() if inner is not None]
+        shown += sum(len(block.members) - 1 for block in level)
+        if not level or shown > most:
+            return opened
+        opened |= {block.key for block in level}
+
+
+def _items(block: Block) -> list[str]:
+    used = {end for edge in block.edges for end in edge}
+    return [*([IN] if IN in used else []), *block.members, *([OUT] if OUT in used else [])]
+
+
+def _short(name: str, most: int) -> str:
+    """Its end tells a name from others; it begins at a dot where one is near.
+
+    >>> _short("conv1", 12), _short("layer1.0.block.conv1", 12), _short("a_rather_long_name.conv", 12)
+    ('conv1', '…block.conv1', '…g_name.conv')
+    """
+    if len(name) <= most:
+        return name
+    end = name[len(name) - max(most, 2) + 1 :]
+    first, dot, rest = end.partition(".")
+    return f"…{rest}" if dot and len(first) < len(end) / 3 and rest else f"…{end}"
+
+
+def _inset(kind: str) -> float:
+    """Pills are round at their ends."""
+    return 10.0 if kind == "conv" else 16.0
+
+
+def _around(fact: Fact) -> float:
+    """What a line of text cannot have of the width."""
+    return (35.0 if fact.kind == "block" else 2 * _inset(fact.kind)) + (16.0 if fact.marks else 0.0)
+
+
+def _cells(x: float, y: float, width: float, height: float, mask: str) -> str:
+    """A cell per channel that lives; where there is no room for cells, a column as high as many of them live."""
+    cells = min(len(mask), int(width))
+    apart = 1.0 if width / max(len(mask), 1) >= 3.5 else 0.0
+    ends = [len(mask) * n // cells for n in range(cells + 1)] if cells else [0]
+    shares = [mask.count("1", a, b) / (b - a) for a, b in pairwise(ends)]
+    path, start = [], 0
+    for n in range(1, cells + 1):
+        if n < cells and not apart and shares[n] == shares[start]:
+            continue
+        if shares[start]:
+            left, wide, high = x + width * start / cells, width * (n - start) / cells - apart, height * shares[start]
+            path.append(f"M{number(left)} {number(y + height)}v{number(-high)}h{number(wide)}v{number(high)}z")
+        start = n
+    return "".join(path)
