@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.budget.test_pressure import X, Y, wrapped_net
 
 from fxprune.errors import OptionError
 from fxprune.gated.barrier import SCHEDULES, sliding
 from fxprune.gated.pressure import RANGES, Steering, gate_rate
 from fxprune.methods import Method, make_method
 from fxprune.wrapped import Wrapped
+from tests.gated.two_stages import X, Y, wrapped_net
 from tests.train.small_run import small_run
 
 PARTS: list[dict[str, Any]] = [
