@@ -1,4 +1,7 @@
-"""For every net of the zoo and every mask: the slim net computes what the wrapped one computes."""
+"""For every net of the zoo and every mask: the slim net computes what the wrapped one computes.
+
+Blocks made regular and slim nets pruned again: on nets that differ in structure, and with ``-m fuzz`` on all others.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,12 @@ from fxprune.gated.bank import apply_mask
 from fxprune.wrapped import Wrapped
 from tests.exactness import TOLERANCE, call, check_export, error, random_gates, random_masks
 from tests.gates import check_gates
-from tests.models import ZOO, Case, leaves, randomise
+from tests.models import DIFFERENT, ZOO, Case, leaves, randomise
 
 DENSITIES = (1.0, 0.7, 0.4, 0.1, 0.0)
+different = pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=() if name in DIFFERENT else pytest.mark.fuzz) for name in ZOO], indirect=True
+)
 
 
 @pytest.fixture(params=list(ZOO))
@@ -88,6 +94,7 @@ def test_exact_again(case: Case, seed: int) -> None:
     check_export(wrapped.set_masks(masks), [example, *usable(case, others)])
 
 
+@different
 @pytest.mark.parametrize("connectivity", ["dense", "auto"])
 @pytest.mark.parametrize("density", [0.6, 0.3])
 def test_exact_with_regular_blocks(case: Case, connectivity: str, density: float) -> None:
@@ -263,6 +270,7 @@ def test_index_buffers_are_needed() -> None:
     assert seen >= 5
 
 
+@different
 @pytest.mark.parametrize("density", [0.7, 0.5])
 def test_pruned_again(case: Case, density: float) -> None:
     """A slim net is wrapped, pruned and exported like any other."""
