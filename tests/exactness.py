@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.api import export
+from fxprune.api import export, wrap
 from fxprune.cost.model import Cost
 from fxprune.wrapped import Wrapped
-from tests.models import leaves
+from tests.models import ZOO, leaves
 
 TOLERANCE = 1e-9
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
@@ -20,6 +21,13 @@ _FUNCTIONS = {
     F.conv1d: False, F.conv2d: False, F.conv3d: False,
     F.conv_transpose1d: True, F.conv_transpose2d: True, F.conv_transpose3d: True, F.linear: False,
 }  # fmt: skip
+
+
+@cache
+def prepared(name: str, budget: float = 0.5) -> tuple[nn.Module, Wrapped, Any, list[Any]]:
+    """A net of the zoo, the same wrapped, its example and inputs of other sizes. Wrapped once: change copies only."""
+    model, example, others = ZOO[name]()
+    return model, wrap(model, budget, example_inputs=example), example, others
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

@@ -1,8 +1,9 @@
-"""A copied module is what ``copy.deepcopy`` would have made."""
+"""A copied module is what ``copy.deepcopy`` would have made, and Python's collector is left as it was found."""
 
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+import fxprune
+from fxprune.errors import FxPruneError
 from fxprune.modules import copy_module, meta_copy
 
 
@@ -82,3 +85,20 @@ def test_a_tensor_that_was_computed_is_copied_without_its_graph() -> None:
     net.cache = net.weight * 2  # type: ignore[assignment]
     made = copy_module(net)
     assert torch.equal(made.cache, net.cache) and made.cache is not net.cache and made.cache.is_leaf  # type: ignore
+
+
+# -------------------------------------------------------------------- the collector
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_as_it_was(on: bool) -> None:
+    try:
+        (gc.enable if on else gc.disable)()
+        fxprune.export(fxprune.wrap(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)), 1 / 2,
+                                    example_inputs=torch.zeros(1, 3, 4, 4)))  # fmt: skip
+        assert gc.isenabled() == on
+        with pytest.raises(FxPruneError):
+            fxprune.wrap(nn.ReLU(), 1 / 2, example_inputs=torch.zeros(1, 3, 4, 4))
+        assert gc.isenabled() == on
+    finally:
+        gc.enable()

@@ -16,7 +16,7 @@ from fxprune.gated.barrier import SCHEDULES, sliding
 from fxprune.gated.pressure import NUMBERS, RANGES, Steering, gate_rate
 from fxprune.methods import Method, make_method
 from fxprune.wrapped import PRESSURE, Wrapped
-from tests.gated.test_pressure import X, Y, wrapped_net
+from tests.gated.two_stages import X, Y, wrapped_net
 from tests.train.small_run import small_run
 
 PARTS: list[dict[str, Any]] = [

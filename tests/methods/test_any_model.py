@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 import fxprune
 from fxprune.errors import FxPruneError
 from fxprune.methods import make_method
-from tests.exactness import call, error
+from tests.exactness import call, error, prepared
 from tests.models import ZOO
 
 
@@ -16,8 +18,8 @@ from tests.models import ZOO
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_methods_decide(name: str, method: str) -> None:
     torch.manual_seed(0)
-    model, inputs, _ = ZOO[name]()
-    net = fxprune.wrap(model, 0.6, example_inputs=inputs)
+    _, fresh, inputs, _ = prepared(name, 0.6)
+    net = copy.deepcopy(fresh)
     if not net.gates:
         pytest.skip("nothing to decide")
     made = make_method(method, net, {})

@@ -15,8 +15,8 @@ from fxprune.errors import OptionError
 from fxprune.gated.bank import CLOSED_AT
 from fxprune.methods import Method, make_method
 from fxprune.wrapped import Wrapped
+from tests.train.interrupted import Crash, assert_same, crash, crashing, weights
 from tests.train.small_run import small_run
-from tests.train.test_resume import Crash, assert_same, crash, crashing, weights
 
 EXAMPLE = torch.zeros(1, 3, 8, 8)
 

@@ -16,9 +16,9 @@ from fxprune.errors import OptionError
 from fxprune.methods import METHODS, Method, make_method, register
 from fxprune.methods.streams import find_streams
 from fxprune.wrapped import Wrapped
-from tests.methods.test_moving import Odd, randomise
+from tests.methods.odd_nets import Odd, randomise
+from tests.train.interrupted import Crash, assert_same, crash, crashing, weights
 from tests.train.small_run import resnet8, small_run
-from tests.train.test_resume import Crash, assert_same, crash, crashing, weights
 
 ALL = ("bar", "bar-paper", "lzr", "ib", "morphnet", "random", "wm", "vq", "id")
 EXAMPLE = torch.zeros(2, 3, 16, 16)

@@ -16,4 +16,13 @@ SECTIONS = (
 for _section in SECTIONS:
     import_module(f"tests.models.{_section}")  # registers its nets
 
-__all__ = ["ZOO", "Case", "leaves", "randomise"]
+# Nets that differ in structure, for tests that take too long for all of them: each of these has something of its own.
+DIFFERENT = (
+    "vgg", "odd_activations", "one_dimension", "resnet", "preactivation", "option_a", "joins", "densenet", "unet",
+    "grouped_transposed", "squeeze_excite", "split_attention", "multi_head", "mobilenet", "resnext", "shufflenet_v1",
+    "shufflenet_v2", "res2net", "octave", "glu", "group_norm_residual", "convnext", "pixel_shuffle", "fpn", "tied",
+    "recurrent", "dynamic_filter", "untraceable", "windows", "layers_with_parts",
+)  # fmt: skip
+assert set(DIFFERENT) <= set(ZOO)
+
+__all__ = ["DIFFERENT", "ZOO", "Case", "leaves", "randomise"]

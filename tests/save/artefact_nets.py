@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxprune.api import export, wrap
+from fxprune.api import export
 from fxprune.wrapped import Wrapped
-from tests.exactness import random_gates, random_masks
+from tests.exactness import prepared, random_gates, random_masks
 from tests.models import ZOO
 
 FOREIGN = ("wrapped_function", "untraceable")  # nets that call code which is not torch's
 RECORDS = ("outputs_named", "outputs_dataclass")  # nets whose outputs are of a class of their own
 
 
-@cache
-def _wrapped(name: str) -> tuple[Wrapped, Any, list[Any]]:
-    model, example, others = ZOO[name]()
-    return wrap(model, 0.5, example_inputs=example), example, others
-
-
 def hardened(name: str, density: float = 0.4, seed: int = 1) -> tuple[Wrapped, Any, list[Any]]:
     """A net of the zoo with random masks, its example, and inputs of other sizes that it takes."""
-    fresh, example, others = _wrapped(name)
+    _, fresh, example, others = prepared(name)
     generator = torch.Generator().manual_seed(seed)
     wrapped = copy.deepcopy(fresh)
     random_gates(wrapped, generator)

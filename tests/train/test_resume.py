@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +17,10 @@ import torch
 import fxprune
 from fxprune.errors import RunError, TrainingError
 from fxprune.run.folder import Run
+from tests.train.interrupted import Crash, assert_same, crash, crashing, weights
 from tests.train.small_run import STEPS_PER_EPOCH, small_run
 
 COMMAND = [sys.executable, str(Path(__file__).parent / "small_run.py")]
-
-
-class Crash(BaseException):  # not an error of the user's code
-    pass
-
-
-def crashing(at: int, act: Callable[[], None]) -> Callable[..., torch.Tensor]:
-    """The usual loss, until its call number ``at``."""
-    calls = 0
-
-    def loss(output: torch.Tensor, target: torch.Tensor, taught: torch.Tensor | None) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            act()
-        if taught is None:
-            return torch.nn.functional.cross_entropy(output, target)
-        return fxprune.distillation_loss(output, taught, target)
-
-    return loss
-
-
-def crash() -> None:
-    raise Crash
-
-
-def weights(net: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in net.state_dict().items()}
-
-
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert list(one) == list(other)
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

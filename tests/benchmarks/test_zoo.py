@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 pytest.importorskip("torchvision")
 pytest.importorskip("pytorchcv")
 from dataclasses import replace
@@ -16,7 +14,7 @@ import zoo_check
 from zoo_models import MODELS, Model, families_of_pytorchcv, image
 from zoo_report import changed_freezes
 
-COMMITTED = json.loads((Path(__file__).parents[1] / "benchmarks/results/zoo.json").read_text())["models"]
+COMMITTED = json.loads((Path(__file__).parents[2] / "benchmarks/results/zoo.json").read_text())["models"]
 BY_KEY = {entry.key: entry for entry in MODELS}
 FAST = {
     "torchvision/resnet18": 64,
