@@ -151,9 +151,6 @@ def means() -> str:
 
 # ------------------------------------------------------------------ configuration files
 
-_WORDS = {int: "whole number", float: "number", str: "text", dict: "table", list: "list"}
-
-
 def prune_keys() -> str:
     from fxprune.commands.config import KEYS
 
@@ -167,12 +164,14 @@ def compare_keys() -> str:
 
 
 def _keys(sections: dict[str, dict[str, Any]]) -> str:
+    from fxprune.commands.config import WORDS
+
     lines = ["| section | keys |", "| --- | --- |"]
     for section, keys in sections.items():
         told = []
         for key, kinds in keys.items():
             each = kinds if isinstance(kinds, tuple) else (kinds,)
-            words = [_WORDS[kind] for kind in each if kind is not int or float not in each]
+            words = [WORDS[kind].removeprefix("a ") for kind in each if kind is not int or float not in each]
             told.append(f"`{key}` ({' or '.join(words)})")
         lines.append(f"| `[{section}]` | {', '.join(told)} |")
     return "\n".join(lines) + "\n"

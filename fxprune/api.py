@@ -141,7 +141,7 @@ def prune(
     train: Any,
     val: Any,
     *,
-    budget: float | Mapping[str, float],
+    budget: Share | Mapping[str, Share],
     metric: str = "volume",
     epochs: Sequence[int] = (80, 40, 10),
     method: str = "bar",

@@ -16,6 +16,7 @@ from fxprune.errors import OptionError, check_choice
 from fxprune.gated.bank import NOISES
 from fxprune.gated.barrier import SCHEDULES
 from fxprune.methods import METHODS
+from fxprune.train.settings import are_epochs
 
 _DATA: dict[str, Any] = {"target": str, "arguments": dict}
 _EACH = ("budget", "seed", "method", "method_options")  # what entries differ in
@@ -33,11 +34,6 @@ KEYS: dict[str, dict[str, Any]] = {
 }
 _ENTRY = {**{key: kind for key, kind in _SHARED.items() if key not in ("loss", "metric_fn", "device")}, **_OWN}
 _DEFAULTS = ("metric", "epochs", "alpha", "temperature", "noise", "schedule", "teacher")  # of fxprune.prune
-_EXAMPLE = {
-    "model": 'target = "models.py:resnet8"',
-    "data": 'target = "data.py:loaders"',
-    "compare": 'budgets = ["1/2", "1/8"], seeds = [0, 1, 2], methods = ["bar", "wm"]',
-}
 Table = dict[str, Any]
 
 
@@ -51,11 +47,7 @@ def read_plan(path: Path, folder: str | None) -> tuple[Plan, Table]:
             _check_keys(path, section, table, KEYS.get(section))
     for name, table in found.get("entries", {}).items():
         _check_keys(path, f'entries."{name}"', table, _ENTRY)
-    for section, keys in {"model": ("target",), "data": ("target",), "compare": ("budgets", "seeds")}.items():
-        for key in keys:
-            if key not in found.get(section, {}):
-                missing = f"key {key!r} in [{section}]" if section in found else f"section [{section}]"
-                raise OptionError(f"{path} has no {missing}", fix=f"add under [{section}]: {_EXAMPLE[section]}")
+    prune_config.check_required(path, found, "compare", ("budgets", "seeds"))
     kept = folder or found.get("run", {}).get("folder")
     if not kept:
         raise OptionError("the comparison has no folder", fix='add --run FOLDER, or under [run]: folder = "runs/first"')
@@ -164,8 +156,6 @@ def _teacher(table: Table) -> Table:
 
 
 def _whole(given: Any, many: int, where: str, example: str) -> list[int]:
-    numbers = list(given) if isinstance(given, (list, tuple)) else []
-    fine = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers)
-    if len(numbers) != many or not fine or (many == 3 and numbers[0] == 0):
+    if not are_epochs(given, many):
         raise OptionError(f"{where}: {given!r} are not {many} numbers of epochs", fix=f"write epochs = {example}")
-    return numbers
+    return list(given)

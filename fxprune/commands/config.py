@@ -7,14 +7,16 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import torch
 from torch import nn
 
+from fxprune.api import prune
 from fxprune.commands.failures import blamed, told
 from fxprune.commands.target import called, failed, find, load_model
 from fxprune.errors import OptionError, TargetError
@@ -127,7 +129,21 @@ def tool(target: str) -> Callable[..., Any]:
     return guarded
 
 
-_NUMBER = (int, float)
+# of values of TOML; anything else that an argument may be (a function, a module) is named by a text
+_KINDS: dict[Any, tuple[type, ...]]
+_KINDS = {str: (str,), int: (int,), float: (int, float), Sequence: (list,), Mapping: (dict,)}
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """
+    >>> _kinds(float | str | None), _kinds(Sequence[int]), _kinds(Callable[..., int] | None)
+    ((<class 'int'>, <class 'float'>, <class 'str'>), (<class 'list'>,), (<class 'str'>,))
+    """
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(kind for part in parts for kind in _KINDS.get(get_origin(part) or part, ())) or (str,)
+
+
+_ELSEWHERE = ("optimizer", "run", "resume", "example_inputs", "progress")  # in sections of their own, or not in TOML
 _MODEL: dict[str, Any] = {"target": str, "arguments": dict, "weights": str}
 KEYS: dict[str, dict[str, Any]] = {
     "model": _MODEL,
@@ -135,21 +151,19 @@ KEYS: dict[str, dict[str, Any]] = {
     "teacher": _MODEL,
     "optimizer": {"target": str, "arguments": dict},
     "prune": {
-        "budget": (*_NUMBER, str, dict), "metric": str, "epochs": list, "method": str, "method_options": dict,
-        "teacher": str, "loss": str,
-        "metric_fn": str, "alpha": _NUMBER, "temperature": _NUMBER, "ignore": list, "leaf": list, "noise": str,
-        "schedule": str, "seed": int, "checkpoint_minutes": _NUMBER, "device": str,
-        "batch_size": int,
+        name: _kinds(parameter.annotation)
+        for name, parameter in inspect.signature(prune, eval_str=True).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in _ELSEWHERE
     },
     "run": {"folder": str},
 }  # fmt: skip
-REQUIRED = {"model": "target", "data": "target", "prune": "budget"}
 _EXAMPLE = {
     "model": 'target = "models.py:resnet8"',
     "data": 'target = "data.py:loaders"',
     "prune": 'budget = "1/8"',
+    "compare": 'budgets = ["1/2", "1/8"], seeds = [0, 1, 2], methods = ["bar", "wm"]',
 }
-_WORDS = {int: "a whole number", float: "a number", str: "a text", dict: "a table", list: "a list"}
+WORDS = {int: "a whole number", float: "a number", str: "a text", dict: "a table", list: "a list"}
 
 
 def read_config(path: Path) -> dict[str, dict[str, Any]]:
@@ -159,11 +173,16 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
         raise OptionError(f"{path} describes a comparison", fix=f"fxprune compare {path}")
     for section, table in found.items():
         check_keys(path, section, table, KEYS.get(section), KEYS)
-    for section, key in REQUIRED.items():
+    check_required(path, found, "prune", ("budget",))
+    return {section: found.get(section, {}) for section in KEYS}
+
+
+def check_required(path: Path, found: dict[str, Any], what: str, keys: tuple[str, ...]) -> None:
+    """Whether there are a model, data, and the ``keys`` of the section that says ``what`` is done."""
+    for section, key in [("model", "target"), ("data", "target"), *((what, key) for key in keys)]:
         if key not in found.get(section, {}):
             missing = f"key {key!r} in [{section}]" if section in found else f"section [{section}]"
             raise OptionError(f"{path} has no {missing}", fix=f"add under [{section}]: {_EXAMPLE[section]}")
-    return {section: found.get(section, {}) for section in KEYS}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -185,7 +204,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def check_keys(path: Path, section: str, table: Any, keys: dict[str, Any] | None, sections: Iterable[str]) -> None:
     """Whether a section is one of ``sections``, and holds nothing but ``keys`` of the right kinds."""
     if keys is not None and not isinstance(table, dict):
-        got = _WORDS.get(type(table), "something else")
+        got = WORDS.get(type(table), "something else")
         raise OptionError(f"{path}: {section} is {got}, not a section", fix=f"write [{section}], and its keys below it")
     if keys is None:
         what = f"section [{section}]" if isinstance(table, dict) else f"key {section!r} outside any section"
@@ -195,8 +214,8 @@ def check_keys(path: Path, section: str, table: Any, keys: dict[str, Any] | None
             raise OptionError(f"{path}: [{section}] has no key {key!r}", fix=near(key, keys, "keys"))
         kinds = keys[key] if isinstance(keys[key], tuple) else (keys[key],)
         if not isinstance(value, kinds) or isinstance(value, bool):
-            wanted = " or ".join(_WORDS[kind] for kind in kinds if kind is not int or float not in kinds)
-            got = _WORDS.get(type(value), "something else")
+            wanted = " or ".join(WORDS[kind] for kind in kinds if kind is not int or float not in kinds)
+            got = WORDS.get(type(value), "something else")
             fix = f"write {wanted}" + (": epochs = [80, 40, 10]" if key == "epochs" else "")
             raise OptionError(f"{path}: {key} in [{section}] is {got}", fix=fix)
 

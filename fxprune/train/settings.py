@@ -52,7 +52,11 @@ class Settings:
             raise OptionError(f"method_options={self.method_options!r} is no dict", fix='write {"strength": 0.1}')
         check_choice("noise", self.noise, NOISES)
         check_choice("schedule", self.schedule, SCHEDULES)
-        _check_epochs(self.epochs)
+        if not are_epochs(self.epochs):
+            raise OptionError(
+                f"epochs={self.epochs!r} is not what three phases take",
+                fix="write epochs=(80, 40, 10): pruning (at least 1), fine-tuning, and that at a tenth of the rate",
+            )
         if self.teacher not in TEACHERS and not isinstance(self.teacher, (nn.Module, CachedTeacher, type(None))):
             raise OptionError(
                 f"teacher={self.teacher!r} is unknown" if isinstance(self.teacher, str)
@@ -73,6 +77,9 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, type):
                 raise OptionError(f"{name} is the class {value.__name__}", fix=f"make one: {name}={value.__name__}()")
+            if value is not None and not callable(value) and not hasattr(value, "update"):
+                kind = type(value).__name__
+                raise OptionError(f"{name} is of type {kind}", fix=f"write {name}=lambda output, target: ...")
         if isinstance(self.optimizer, str):
             raise OptionError(
                 f"optimizer={self.optimizer!r} is a text",
@@ -84,11 +91,6 @@ class Settings:
                 f"optimizer is of type {kind}: it holds the parameters of one network, and several are trained",
                 fix=f"write optimizer=lambda groups: torch.optim.{kind}(groups, lr=1e-3)",
             )
-        for name in ("loss", "metric_fn"):
-            value = getattr(self, name)
-            if value is not None and not callable(value) and not hasattr(value, "update"):
-                kind = type(value).__name__
-                raise OptionError(f"{name} is of type {kind}", fix=f"write {name}=lambda output, target: ...")
         given = isinstance(self.teacher, (nn.Module, CachedTeacher))
         if given and self.loss is not None and not takes_teacher(self.loss):
             raise OptionError(
@@ -140,10 +142,11 @@ def three(epochs: Any) -> tuple[int, int, int]:
     return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else given
 
 
-def _check_epochs(epochs: Any) -> None:
-    whole = isinstance(epochs, tuple) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in epochs)
-    if not whole or len(epochs) != 3 or epochs[0] == 0:
-        raise OptionError(
-            f"epochs={epochs!r} is not what three phases take",
-            fix="write epochs=(80, 40, 10): pruning (at least 1), fine-tuning, and that at a tenth of the rate",
-        )
+def are_epochs(given: Any, many: int = 3) -> bool:
+    """Of so many phases, or of a teacher's two; of three, the first prunes.
+
+    >>> are_epochs((1, 0, 0)), are_epochs((0, 1, 1)), are_epochs([0, 4], 2)
+    (True, False, True)
+    """
+    whole = isinstance(given, (tuple, list)) and all(isinstance(n, int) and not isinstance(n, bool) for n in given)
+    return whole and len(given) == many and min(given) >= 0 and (many < 3 or given[0] > 0)
