@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fxprune.analysis.inspection import Inspection
@@ -28,15 +29,19 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Per entry a bar as high as it was, filled as far as it is."""
+    """Per entry a bar as high as it was, filled as far as it is; ``step`` is from one to the next."""
 
-    width: float
-    height: float
-    step: float
-    thick: float
-    scale: float
-    grid: list[float]
     bars: list[Bar]
+    grid: list[float]
+    step: float
+
+    @property
+    def width(self) -> float:
+        return 86 + self.step * len(self.bars)
+
+    @property
+    def height(self) -> float:
+        return 240 + 0.71 * _CHARACTER * max((len(bar.name) for bar in self.bars), default=0)
 
 
 def bars(facts: Facts) -> Bars:
@@ -46,10 +51,8 @@ def bars(facts: Facts) -> Bars:
         found = facts.total(layers)
         label = "\n".join((name, found.channels, found.costs["volume"], plural(len(layers), "convolution")))
         entries.append(Bar(_end(name), found.before, found.after, label))
-    step = min(max(34.0, 760.0 / max(len(entries), 1)), 96.0)
     grid = ticks(0, max((entry.before for entry in entries), default=1) or 1)
-    below = max((len(entry.name) for entry in entries), default=0) * _CHARACTER * 0.71 + 18
-    return Bars(46 + step * len(entries) + 40, 222 + below, step, min(step * 0.6, 44.0), 200 / grid[-1], grid, entries)
+    return Bars(entries, grid, min(max(34.0, 760.0 / max(len(entries), 1)), 96.0))
 
 
 def groups(root: Block, seen: Inspection, most: int = MOST) -> list[tuple[str, list[str]]]:
@@ -92,14 +95,10 @@ class Line:
     style: str
     points: Sequence[Point]
 
-    @property
-    def path(self) -> str:
-        return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in self.points)
-
 
 @dataclass(frozen=True)
 class Curves:
-    """``across`` names places along the bottom, ``up`` heights; ``marks`` are where something new begins."""
+    """``across`` names places along the bottom; ``marks`` are where something new begins, with its name."""
 
     title: str
     said: str
@@ -107,37 +106,35 @@ class Curves:
     named: list[Line]  # that are told apart above it
     lines: list[Line]
     across: list[tuple[float, str]]
-    up: list[tuple[float, str]]
-    marks: list[tuple[float, str]]
+    marks: list[tuple[float, str]] = field(default_factory=list)
+    share: bool = True  # in percent
+    from_zero: bool = False
     left, right, top, bottom, width, height = 38.0, 358.0, 26.0, 190.0, 370.0, 220.0
 
+    @cached_property
+    def up(self) -> list[float]:
+        """Values beside which there is a line."""
+        values = [y for line in self.lines for _, y in line.points]
+        return ticks(0.0 if self.from_zero else min(values), max(values))
 
-def _curves(
-    title: str, said: str, caption: str, entries: list[Line], *, named: list[Line], across: list[tuple[float, str]],
-    marks: Sequence[tuple[float, str]] = (), percent: bool, from_zero: bool = False,
-) -> Curves:  # fmt: skip
-    places = [x for line in entries for x, _ in line.points] + [x for x, _ in (*across, *marks)]
-    values = [y for line in entries for _, y in line.points]
-    start, end = min(places), max(places)
-    steps = ticks(0.0 if from_zero else min(values), max(values))
-    low, span = steps[0], (steps[-1] - steps[0]) or 1.0
+    @cached_property
+    def _ends(self) -> Point:
+        places = [x for line in self.lines for x, _ in line.points] + [x for x, _ in (*self.across, *self.marks)]
+        return min(places), max(places)
 
-    def at_x(x: float) -> float:
-        return Curves.left + (x - start) / ((end - start) or 1.0) * (Curves.right - Curves.left)
+    def x(self, place: float) -> float:
+        start, end = self._ends
+        return self.left + (place - start) / ((end - start) or 1.0) * (self.right - self.left)
 
-    def at_y(y: float) -> float:
-        return Curves.bottom - (y - low) / span * (Curves.bottom - Curves.top)
+    def y(self, value: float) -> float:
+        low, high = self.up[0], self.up[-1]
+        return self.bottom - (value - low) / ((high - low) or 1.0) * (self.bottom - self.top)
 
-    def named_step(value: float) -> str:
-        return f"{value * 100:.4g}" if percent else human(value) if value >= 1000 else f"{value:.4g}"
+    def value(self, value: float) -> str:
+        return f"{value * 100:.4g}" if self.share else human(value) if value >= 1000 else f"{value:.4g}"
 
-    drawn = [Line(line.name, line.style, [(at_x(x), at_y(y)) for x, y in thinned(line.points)]) for line in entries]
-    return Curves(
-        title, said, caption, named, drawn,
-        [(at_x(x), name) for x, name in across],
-        [(at_y(value), named_step(value)) for value in steps],
-        [(at_x(x), name) for x, name in marks],
-    )  # fmt: skip
+    def drawn(self, line: Line) -> list[str]:
+        return [f"{number(self.x(x))} {number(self.y(y))}" for x, y in thinned(line.points)]
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -196,13 +193,15 @@ def _cost(data: ReportData) -> Curves | None:
         Line(name, style, [(row["step"] / max(total, 1), row[key] / full) for row in rows])
         for key, name, style in (("b", "sliding budget b", "two"), ("V", "cost V of the network", "one"))
     )
-    return _curves(
+    return Curves(
         f"Cost and sliding budget, in % of the full {NAMES.get(metric, metric)}",
         "Cost of the network and sliding budget over the progress of pruning",
         f"progress of pruning; at its end V is {cost.points[-1][1]:.2%}, b {budget.points[-1][1]:.2%}",
-        [budget, cost], named=[budget, cost], across=[(n / 4, f"{n * 25} %") for n in range(5)],
-        percent=True, from_zero=True,
-    )  # fmt: skip
+        named=[budget, cost],
+        lines=[budget, cost],
+        across=[(n / 4, f"{n * 25} %") for n in range(5)],
+        from_zero=True,
+    )
 
 
 def _over_epochs(key: str, title: str, data: ReportData, places: dict[int, float]) -> Curves | None:
@@ -222,13 +221,16 @@ def _over_epochs(key: str, title: str, data: ReportData, places: dict[int, float
     unpruned = []
     if key == "accuracy" and before is not None:
         unpruned = [Line("unpruned network", "two", [(0.0, before), (end, before)])]
-    return _curves(
+    return Curves(
         f"{title}{', in %' if share else ''}",
         f"{title} over the epochs",
         f"epochs; the last value is {f'{last:.2%}' if share else f'{last:.4g}'}",
-        [*unpruned, *found], named=unpruned, across=[(x, f"{x:g}") for x in ticks(0, end, 7) if x <= end + 1e-9],
-        marks=marks, percent=share,
-    )  # fmt: skip
+        named=unpruned,
+        lines=[*unpruned, *found],
+        across=[(x, f"{x:g}") for x in ticks(0, end, 7) if x <= end + 1e-9],
+        marks=marks,
+        share=share,
+    )
 
 
 def _epochs(data: ReportData) -> dict[int, float]:

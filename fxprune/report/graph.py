@@ -7,7 +7,7 @@ anew by the same rules (``layout.placed``), in the order that was found here, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -25,41 +25,6 @@ _ICONS = {
     "guarded": "M4 0L8 1.4V4.4C8 6.8 6 8.4 4 9.2C2 8.4 0 6.8 0 4.4V1.4Z",
     "frozen": "M0 4H8V9.4H0ZM1.8 4V2.4A2.2 2.2 0 0 1 6.2 2.4V4H5V2.6A1 1 0 0 0 3 2.6V4Z",
 }
-
-
-@dataclass(frozen=True)
-class Edge:
-    path: str
-    dead: bool
-    arrow: bool
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A node, or a block with what is in it, from its upper left corner on."""
-
-    key: str
-    fact: Fact
-    name: str  # as much of it as there is room for
-    x: float
-    y: float
-    width: float
-    height: float
-    inset: float
-    icon: str = ""
-    icon_x: float = 0.0
-    cells: str = ""  # of the bar of living channels
-    inside: Inside | None = None
-    opened: bool = False
-
-
-@dataclass(frozen=True)
-class Inside:
-    """What is in a block, or in the whole."""
-
-    key: str
-    edges: list[Edge]
-    shapes: list[Shape]
 
 
 class Graph:
@@ -81,7 +46,6 @@ class Graph:
         self.layouts: dict[str, layout.Layout] = {}
         self._measure(self.root)
         self.width, self.height = (length + 2 * self.margin for length in self.sizes[self.root.key])
-        self.inside = self._inside(self.root)
 
     def legend(self) -> list[tuple[str, str]]:
         """The kinds of nodes that are drawn, with a word about each."""
@@ -127,23 +91,22 @@ class Graph:
         ends = [found.centres[port][0] + shift if port in found.centres else 0.0 for port in (IN, OUT)]
         self.ports[block.key] = ends[0], ends[1]
 
-    def _inside(self, block: Block) -> Inside:
-        found = self.layouts[block.key]
-        wide = self.sizes[block.key][0] - (0.0 if block is self.root else 2 * self.padding)
-        shift = (wide - found.width) / 2
-        edges = []
-        for segment in found.segments:
+    def place(self, outer: Block, key: str) -> tuple[float, float, float, float]:
+        """The upper left corner of what lies in ``outer``, width and height."""
+        x, y = self.layouts[outer.key].centres[key]
+        width, height = self.sizes[key]
+        return x - width / 2 + self._shift(outer), y - height / 2, width, height
+
+    def edges(self, block: Block) -> Iterator[tuple[str, bool, bool]]:
+        """Paths; whether nothing comes along; whether there is an arrow at the end."""
+        for segment in self.layouts[block.key].segments:
             source, target = (slot if isinstance(slot, str) else slot[0] for slot in segment.link)
             dead = self.facts.is_dead(source) or (segment.arrow and self.facts.is_dead(target))
-            edges.append(Edge(self._path(segment, shift), dead, segment.arrow and target not in (IN, OUT)))
-        shapes = []
-        for key, inner in block.members.items():
-            (x, y), (width, height) = found.centres[key], self.sizes[key]
-            if inner is not None and key not in self.opened:
-                width, height = self.wide, CLOSED
-            corner = x - width / 2 + shift, y - height / 2
-            shapes.append(self._shape(key, inner, (*corner, width, height)))
-        return Inside(block.key, edges, shapes)
+            yield self._path(segment, self._shift(block)), dead, segment.arrow and target not in (IN, OUT)
+
+    def _shift(self, block: Block) -> float:
+        wide = self.sizes[block.key][0] - (0.0 if block is self.root else 2 * self.padding)
+        return (wide - self.layouts[block.key].width) / 2
 
     def _path(self, segment: Segment, shift: float) -> str:
         (x, y), (to_x, to_y) = segment.start, segment.end
@@ -160,38 +123,45 @@ class Graph:
 
     # ------------------------------------------------------------ what is written
 
-    def _shape(self, key: str, block: Block | None, place: tuple[float, float, float, float]) -> Shape:
-        fact, width, inset = self._fact(key), place[2], 0.0
-        if block is not None:
-            name = _short(self.names[key], self._room(fact))
-            return Shape(key, fact, name, *place, inset, inside=self._inside(block), opened=key in self.opened)
-        inset = _inset(fact.kind)
-        if not self.bars:
-            return Shape(key, fact, fact.name, *place, inset)
-        name = _short(self.names[key], 20 if fact.kind in ("input", "output") else self._room(fact))
-        icon = _ICONS.get(next(iter(fact.marks), ""), "")
-        icon_x = width - inset - len(fact.count) * _CHARACTER - 14
-        y, high = (25, 10) if fact.kind == "conv" else (23, 4)
-        return Shape(key, fact, name, *place, inset, icon, icon_x, _cells(inset, y, width - 2 * inset, high, fact.mask))
-
-    def _fact(self, key: str) -> Fact:
+    def fact(self, key: str) -> Fact:
         return self.facts.nodes.get(key) or self.facts.blocks[key]
+
+    def name(self, key: str) -> str:
+        """As much of it as there is room for."""
+        fact = self.fact(key)
+        room = int((self.wide - self._around(fact)) / _CHARACTER + 1e-6) - len(fact.count) - 1
+        return _short(self.names[key], 20 if fact.kind in ("input", "output") else room) if self.bars else fact.name
+
+    def inset(self, fact: Fact) -> float:
+        """Pills are round at their ends."""
+        return 10.0 if fact.kind == "conv" else 16.0
+
+    def _around(self, fact: Fact) -> float:
+        """What a line of text cannot have of the width."""
+        return (35.0 if fact.kind == "block" else 2 * self.inset(fact)) + (16.0 if fact.marks else 0.0)
+
+    def icon(self, fact: Fact) -> tuple[str, float]:
+        """Its path, if there is one, and its place."""
+        at = self.wide - self.inset(fact) - len(fact.count) * _CHARACTER - 14
+        return _ICONS.get(next(iter(fact.marks), ""), ""), at
+
+    def cells(self, fact: Fact) -> tuple[float, float, float, float, str]:
+        """Where its bar is, and the path of what lives in it."""
+        y, height = (25.0, 10.0) if fact.kind == "conv" else (23.0, 4.0)
+        place = self.inset(fact), y, self.wide - 2 * self.inset(fact), height
+        return *place, _cells(*place, fact.mask)
 
     def _name(self, key: str, outer: Block) -> str:
         """Within a block, layers go by what is left of their names; blocks show where they are."""
-        fact = self._fact(key)
+        fact = self.fact(key)
         inside = fact.kind in ("conv", "linear") and outer.path
         return fact.name.removeprefix(f"{outer.path}.") if inside else fact.name
 
     def _needed(self, key: str) -> float:
-        fact = self._fact(key)
+        fact = self.fact(key)
         if not self.bars:
-            return max(len(fact.name), len(fact.costs)) * _CHARACTER + 2 * _inset(fact.kind)
-        return (len(self.names[key]) + len(fact.count) + 1) * _CHARACTER + _around(fact)
-
-    def _room(self, fact: Fact) -> int:
-        """Characters that a name may have."""
-        return int((self.wide - _around(fact)) / _CHARACTER) - len(fact.count) - 1
+            return max(len(fact.name), len(fact.costs)) * _CHARACTER + 2 * self.inset(fact)
+        return (len(self.names[key]) + len(fact.count) + 1) * _CHARACTER + self._around(fact)
 
 
 def opened_first(root: Block, most: int = MANY) -> set[str]:
@@ -224,28 +194,18 @@ def _short(name: str, most: int) -> str:
     return f"…{rest}" if dot and len(first) < len(end) / 3 and rest else f"…{end}"
 
 
-def _inset(kind: str) -> float:
-    """Pills are round at their ends."""
-    return 10.0 if kind == "conv" else 16.0
-
-
-def _around(fact: Fact) -> float:
-    """What a line of text cannot have of the width."""
-    return (35.0 if fact.kind == "block" else 2 * _inset(fact.kind)) + (16.0 if fact.marks else 0.0)
-
-
 def _cells(x: float, y: float, width: float, height: float, mask: str) -> str:
     """A cell per channel that lives; where there is no room for cells, a column as high as many of them live."""
-    cells = min(len(mask), int(width))
+    most = min(len(mask), int(width))
     apart = 1.0 if width / max(len(mask), 1) >= 3.5 else 0.0
-    ends = [len(mask) * n // cells for n in range(cells + 1)] if cells else [0]
+    ends = [len(mask) * n // most for n in range(most + 1)] if most else [0]
     shares = [mask.count("1", a, b) / (b - a) for a, b in pairwise(ends)]
     path, start = [], 0
-    for n in range(1, cells + 1):
-        if n < cells and not apart and shares[n] == shares[start]:
+    for n in range(1, most + 1):
+        if n < most and not apart and shares[n] == shares[start]:
             continue
         if shares[start]:
-            left, wide, high = x + width * start / cells, width * (n - start) / cells - apart, height * shares[start]
+            left, wide, high = x + width * start / most, width * (n - start) / most - apart, height * shares[start]
             path.append(f"M{number(left)} {number(y + height)}v{number(-high)}h{number(wide)}v{number(high)}z")
         start = n
     return "".join(path)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 from page_cases import CHANNELS, layer, page, residual
@@ -15,7 +17,7 @@ from fxprune.report.charts import groups
 from fxprune.report.facts import Facts, ReportData, of_inspection, tree_of
 from fxprune.report.graph import Graph, opened_first
 from fxprune.report.layout import Block, block_tree
-from fxprune.report.page import render
+from fxprune.report.page import draw, render
 from fxprune.report.text import fraction
 
 EVIL = "<script>alert(1)</script>\"'&"
@@ -173,9 +175,53 @@ def test_names_are_text() -> None:
     assert not any(name.startswith("on") for _, own in found.elements for name in own)
 
 
+WORDS = {  # that something is looked up by
+    "kind", "label", "module", "source", "conv", "add", "input", "output", "volume", "flops", "params", "network_flops",
+    "network_params", "plain", "slice", "scatter", "concat", "through", "prune", "phase", "epoch", "step", "loss", "V",
+    "b", "accuracy", "lr", "seconds", "before", "after", "hardened", "exported", "error", "tolerance", "batches",
+    "dtype", "fused", "epochs", "value",
+}  # fmt: skip
+
+
+def _with_evil(value: Any) -> Any:
+    """Every text of the data, also what is a key, with markup before it."""
+    if isinstance(value, str):
+        return value if value in WORDS or not value.strip("01") else EVIL + value
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{part.name: _with_evil(getattr(value, part.name)) for part in fields(value)})
+    if isinstance(value, dict):
+        return {_with_evil(key): _with_evil(entry) for key, entry in value.items()}
+    return type(value)(map(_with_evil, value)) if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("run", [True, False], ids=["run", "inspection"])
+def test_no_text_of_the_data_is_markup(run: bool) -> None:
+    seen = replace(residual(), pooling_blocks=("add_1_0",))
+    data = page(seen, missing=("something",)) if run else of_inspection(seen, "0", 0.5)
+    evil = _with_evil(data)
+    text, plain = render(evil), render(data)
+    assert text.count("alert(1)") > 100 and "<script>alert" not in text and "\"'&" not in text
+    shape = [[(tag, list(own)) for tag, own in Page(written).elements] for written in (text, plain)]
+    assert shape[0] == shape[1]
+    drawn, known = (ET.fromstring(draw(each.inspection)) for each in (evil, data))
+    assert [(part.tag, list(part.attrib)) for part in drawn.iter()] == [
+        (part.tag, list(part.attrib)) for part in known.iter()
+    ]
+    assert {f"{EVIL}stem", f"{EVIL}layer1.0.conv1"} <= {group.get("data-layer") for group in drawn.iter()}
+
+
+def test_a_template_in_a_name_is_text() -> None:
+    name = "{{ 7 * 7 }}{% if %}{# #}"
+    seen = residual(model=name, stem=name)
+    assert Page(render(page(seen, layers=None, settings={name: name}))).texts.count(name) >= 5
+    assert name in draw(seen)
+
+
 def test_what_no_file_can_hold_is_replaced() -> None:
     made = render(page(residual(model="half \ud800 a \x00 character", stem="\ud800"))).encode()
     assert b"half" in made and b"\x00" not in made
+    drawn = ET.fromstring(draw(residual(model="half \ud800 a \x00 character", stem="\x1b")))
+    assert "half \ufffd a \ufffd character" in drawn[0].text  # type: ignore[operator]
 
 
 def test_the_data_is_json() -> None:
