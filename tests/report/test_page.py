@@ -9,12 +9,12 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from page_cases import CHANNELS, layer, page, residual
 
 from fxprune.report.blocks import Block, block_tree
 from fxprune.report.facts import ReportData, of_inspection, tree_of
 from fxprune.report.page import fraction, groups, render
 from fxprune.report.page_graph import Graph, opened_first
+from tests.report.page_cases import CHANNELS, layer, page, residual
 
 EVIL = "<script>alert(1)</script>\"'&"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
