@@ -27,7 +27,7 @@ lint: $(STAMP)  ## Run ruff and mypy
 	$(BIN)/mypy
 
 test: lint  ## Run ruff, mypy and the test suite
-	$(BIN)/python -m pytest --timeout 600 -n auto
+	$(BIN)/python -m pytest --timeout 600 -n auto --dist worksteal
 
 $(VENV)/.zoo: $(STAMP)
 	$(PIP) transformers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,25 @@ pytest.importorskip("sklearn")
 EXAMPLE = Path(__file__).parents[1] / "examples" / "ddp.py"
 
 
-def run(out: Path, *launcher: str) -> tuple[str, Any]:
-    command = [sys.executable, *launcher, str(EXAMPLE), "--double", "--epochs", "2", "--out", str(out)]
+OPTIONS = ("--double", "--epochs", "2", "--out")
+
+
+def alone(out: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In this process."""
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *OPTIONS, str(out)])
+    monkeypatch.delenv("RANK", raising=False)
+    before = torch.get_default_dtype()
+    try:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    finally:
+        torch.set_default_dtype(before)
+    return torch.load(out)
+
+
+def together(out: Path) -> tuple[str, Any]:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parents[1])}
+    command = [sys.executable, *launcher, str(EXAMPLE), *OPTIONS, str(out)]
     done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout, torch.load(out)
@@ -25,11 +42,11 @@ def run(out: Path, *launcher: str) -> tuple[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
-def test_two_ranks_give_what_one_process_gives(tmp_path: Path) -> None:
-    _, alone = run(tmp_path / "alone.pt")
-    told, together = run(tmp_path / "together.pt", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+def test_two_ranks_give_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = alone(tmp_path / "alone.pt", monkeypatch)
+    told, two = together(tmp_path / "together.pt")
     assert "2 process(es)" in told
-    assert alone["volume"] == together["volume"]
-    torch.testing.assert_close(alone["gates"], together["gates"], rtol=0, atol=1e-8)
-    for name, value in alone["slim"].items():
-        torch.testing.assert_close(together["slim"][name], value, rtol=0, atol=1e-8)
+    assert one["volume"] == two["volume"]
+    torch.testing.assert_close(one["gates"], two["gates"], rtol=0, atol=1e-8)
+    for name, value in one["slim"].items():
+        torch.testing.assert_close(two["slim"][name], value, rtol=0, atol=1e-8)

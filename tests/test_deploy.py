@@ -23,6 +23,12 @@ from tests.models import ZOO, randomise
 from tests.save.artefact_nets import hardened, slim_of
 
 NETS = ("resnet", "preactivation", "squeeze_excite", "shufflenet_v2", "unet", "convnext")
+# Torch's exporters take seconds per net: one that multiplies maps, one that moves channels and one with norms over them
+# in each run, the others with -m fuzz.
+EXPORTED = ("squeeze_excite", "shufflenet_v2", "convnext")
+exported = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in EXPORTED else pytest.mark.fuzz) for name in NETS], indirect=True
+)
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compilers warn about themselves
 
 
@@ -81,6 +87,7 @@ def test_compile_with_inductor() -> None:
         assert error(call(torch.compile(slim, fullgraph=True), example), call(slim, example)) <= TOLERANCE
 
 
+@exported
 def test_export(name: str, net: nn.Module) -> None:
     """Batch and image size stay free."""
     _, example, others = pruned(name)
@@ -90,6 +97,7 @@ def test_export(name: str, net: nn.Module) -> None:
         assert error(call(exported, given), call(net, given)) <= TOLERANCE
 
 
+@exported
 def test_export_with_a_named_batch(name: str) -> None:
     """``Dim("batch")`` raises if anything pins the batch size down."""
     slim, example, _ = pruned(name)
@@ -116,6 +124,7 @@ def _onnx(net: nn.Module, example: tuple[torch.Tensor, ...]) -> Any:
     return onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
 
 
+@exported
 @pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("onnx", "onnxruntime", "onnxscript"))),
@@ -226,12 +235,12 @@ def test_pruned_again(name: str) -> None:
     """Iterative pruning: the slim net is wrapped, masked and exported like any other."""
     slim, example, others = pruned(name)
     expected = [call(slim, given) for given in [example, *others]]
+    wrapped = fxprune.wrap(slim, 0.5, example_inputs=example)
+    assert wrapped.full_cost()["volume"] == slim.report.after["volume"]
+    for given, value in zip([example, *others], expected, strict=True):
+        assert error(call(wrapped, given), value) <= TOLERANCE
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
-        wrapped = fxprune.wrap(slim, 0.5, example_inputs=example)
-        assert wrapped.full_cost()["volume"] == slim.report.after["volume"]
-        for given, value in zip([example, *others], expected, strict=True):
-            assert error(call(wrapped, given), value) <= TOLERANCE
         masks = {key: torch.rand(len(gate), generator=generator) < 0.6 for key, gate in wrapped.gates.items()}
         smaller = fxprune.export(wrapped.set_masks(masks))
         assert smaller.report.error <= TOLERANCE

@@ -12,7 +12,7 @@ from fxprune.errors import ExportError, TraceError
 from tests.programs import Program, check, programs
 from tests.regressions import PROGRAMS, REFUSED
 
-SHORT = 300
+SHORT = 120
 LONG = int(os.environ.get("FXPRUNE_FUZZ_EXAMPLES", "2000"))
 
 

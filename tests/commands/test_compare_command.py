@@ -11,6 +11,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from fxprune.commands.compare_config import read_plan
 from fxprune.commands.config import check_options
 from fxprune.compare.work import one
 from tests.command_line import Shell
+from tests.forked import Forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -113,11 +115,18 @@ def shell(shell: Shell) -> Shell:
     return partial(shell, "compare", "config.toml")
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that start at once. Those of a command in a process of its own start as they do for everybody."""
+    monkeypatch.setattr("fxprune.compare.pool.subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": Forked}))
+
+
 def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("kept/rows.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_comparison_in_pieces(shell: Shell) -> None:
     """Two entries, two seeds: first one seed, then a part of the rest, then all; then only the tables."""
     code, out, _ = shell("--seeds", 0)
@@ -167,6 +176,7 @@ def test_a_comparison_in_pieces(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_rows_from_elsewhere_come_without_teachers(shell: Shell) -> None:
     """A teacher is trained again if a run needs it, and left alone if none does."""
     Path("config.toml").write_text(SHORT)
@@ -209,6 +219,7 @@ def test_random_weights_are_taught_by_the_teacher(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_tools_and_failures(shell: Shell) -> None:
     """Two at once: tools that do what they should, and those that do not; the others go on."""
     entries = {"narrow": "options = { keep = 0.9 }", "untouched": "", "broken": "", "nothing": ""}
@@ -233,6 +244,7 @@ def test_tools_and_failures(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_times_can_be_taken_again(shell: Shell) -> None:
     """Of nets of a method and of a tool; nothing else of the rows changes."""
     entries = """[entries."untouched"]
@@ -265,6 +277,7 @@ batch_size = 5
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_ctrl_c_and_on(shell: Shell) -> None:
     """In the middle of a run; the next start goes on from its checkpoint and ends with the net it would have been."""
     Path("config.toml").write_text(SHORT.replace("epochs = [1, 1, 0]", "epochs = [12, 1, 0]"))

@@ -22,6 +22,7 @@ from fxprune.errors import OptionError
 from fxprune.latency import measure as layers
 from fxprune.latency import process
 from fxprune.latency.cache import as_json, from_json
+from fxprune.latency.stopwatch import CACHE
 from fxprune.timing import use_latency
 from fxprune.wrapped import Wrapped
 
@@ -33,8 +34,19 @@ def small() -> nn.Module:
     return resnet8(width=8).eval()
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of somebody who measured the small net before."""
+    folder = tmp_path_factory.mktemp("measured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE, str(folder))
+        fxprune.wrap(small(), 1 / 2, metric="latency", example_inputs=X)
+    return folder
+
+
 @pytest.fixture
-def wrapped() -> Wrapped:
+def wrapped(measured: Path, cache: Path) -> Wrapped:
+    shutil.copytree(measured, cache)
     return fxprune.wrap(small(), 1 / 2, metric="latency", example_inputs=X)
 
 
@@ -240,7 +252,8 @@ def test_without_an_example_there_is_no_time() -> None:
         fxprune.wrap(small(), 1 / 2, metric="latency")
 
 
-def test_several_budgets_at_once() -> None:
+def test_several_budgets_at_once(measured: Path, cache: Path) -> None:
+    shutil.copytree(measured, cache)
     wrapped = fxprune.wrap(small(), {"latency": 0.8, "volume": 1 / 4}, example_inputs=X).harden()
     full, cost = wrapped.full_cost(), wrapped.cost()
     assert cost.volume <= full.volume / 4 and cost.latency <= 0.8 * full.latency

@@ -163,11 +163,11 @@ def test_rate_of_the_gates() -> None:
 
 def test_a_checkpoint_holds_the_gates_part_of_the_optimizer(tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "method": "bar-paper", "method_options": {"rate": 0.2, "ceiling": 50, "strength": 1e-3}, "checkpoint_minutes": 0
+        "method": "bar-paper", "method_options": {"rate": 0.2, "ceiling": 50, "strength": 1e-3}, "epochs": (2, 0, 0)
     }  # fmt: skip
     whole = small_run(tmp_path / "whole", teacher=None, loss=crashing(-1, crash), **options)
     with pytest.raises(Crash):
-        small_run(tmp_path / "cut", teacher=None, loss=crashing(14, crash), **options)
+        small_run(tmp_path / "cut", teacher=None, loss=crashing(14, crash), checkpoint_minutes=0, **options)
     again = small_run(tmp_path / "cut", teacher=None, loss=crashing(-1, crash), **options)
     assert_same(weights(whole.slim), weights(again.slim))
     assert whole.report["widths"] == again.report["widths"]

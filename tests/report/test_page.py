@@ -11,7 +11,6 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from page_cases import CHANNELS, layer, page, residual
 
 from fxprune.report.charts import groups
 from fxprune.report.facts import Facts, ReportData, of_inspection, tree_of
@@ -19,6 +18,7 @@ from fxprune.report.graph import Graph, opened_first
 from fxprune.report.layout import Block, block_tree
 from fxprune.report.page import draw, render
 from fxprune.report.text import fraction
+from tests.report.page_cases import CHANNELS, layer, page, residual
 
 EVIL = "<script>alert(1)</script>\"'&"
 VOID = {"meta", "link", "br", "hr", "img", "input"}

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_cases import page, residual
 
 from fxprune.report.facts import ReportData, of_inspection
 from fxprune.report.page import render
+from tests.report.page_cases import page, residual
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

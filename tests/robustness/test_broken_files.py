@@ -54,7 +54,7 @@ def damages(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     return damage
 
 
-def random_damage(file: Path, read: Callable[[], torch.Tensor], start: int, examples: int = 40) -> None:
+def random_damage(file: Path, read: Callable[[], torch.Tensor], start: int, examples: int = 30) -> None:
     """Whatever happens to the file, reading it says so, or makes no difference."""
     good, expected = file.read_bytes(), read()
 
@@ -83,7 +83,7 @@ def test_a_saved_net(runs: Path, tmp_path: Path, name: str) -> None:
             found: torch.Tensor = fxprune.load(tmp_path / "slim")(X)
         return found
 
-    random_damage(tmp_path / "slim" / name, read, start=1, examples=80)
+    random_damage(tmp_path / "slim" / name, read, start=1)
 
 
 def test_a_checkpoint(folder: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_checkpoint(folder: Path, tmp_path: Path) -> None:
         assert torch.equal(pruned(tmp_path / "again"), whole)
         return whole
 
-    random_damage(folder / "checkpoint.pt", read, start=2, examples=20)
+    random_damage(folder / "checkpoint.pt", read, start=2, examples=12)
 
 
 def test_the_facts_of_a_run(runs: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_facts_of_a_run(runs: Path, tmp_path: Path) -> None:
             found: torch.Tensor = run.slim()(X)
         return found
 
-    random_damage(tmp_path / "run" / "run.json", read, start=3, examples=80)
+    random_damage(tmp_path / "run" / "run.json", read, start=3)
 
 
 def test_a_teacher_in_a_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.robustness import machine
 
-SHORT, STEPS = 20, 12
+SHORT, STEPS = 12, 12
 LONG = int(os.environ.get("FXPRUNE_FUZZ_LIVES", "300"))
 
 
