@@ -19,8 +19,8 @@ from typing import NoReturn
 
 from fxprune import __version__
 from fxprune.commands import check, compare, demo, export, inspect, profile, prune, report
-from fxprune.commands.failures import told, where_of
-from fxprune.errors import FxPruneError
+from fxprune.commands.failures import where_of
+from fxprune.errors import FxPruneError, named
 from fxprune.files import reason
 
 COMMANDS = (demo, inspect, prune, report, compare, profile, export, check)
@@ -93,13 +93,13 @@ def explained(error: BaseException) -> tuple[int, FxPruneError]:
     if isinstance(error, FxPruneError):
         return 2, error
     if isinstance(error, OSError):  # files and disks are the user's
-        named = f"{error.filename}: " if error.filename is not None else ""
-        return 2, FxPruneError(f"{named}{reason(error)}", where=where_of(error), fix="mend that, and try again")
+        whose = f"{error.filename}: " if error.filename is not None else ""
+        return 2, FxPruneError(f"{whose}{reason(error)}", where=where_of(error), fix="mend that, and try again")
     if isinstance(error, SystemExit):
         where = where_of(error)
-        return 2, FxPruneError(f"code that was run exits: {told(error)}", where=where, fix="take the exit out of it")
+        return 2, FxPruneError(f"code that was run exits: {named(error)}", where=where, fix="take the exit out of it")
     return 1, FxPruneError(
-        f"fxprune itself failed: {told(error)}",
+        f"fxprune itself failed: {named(error)}",
         where=where_of(error),
         fix="this is a bug: please report it with what `fxprune --traceback ...` prints",
     )

@@ -67,6 +67,35 @@ class TrainingError(FxPruneError):
     """Training cannot go on: the loss is not a number any more."""
 
 
+def said(error: BaseException) -> list[str]:
+    """The lines of an error that are not blank, none of them endless."""
+    try:
+        return [line.strip()[:500] for line in str(error).splitlines() if line.strip()]
+    except Exception:  # it cannot even say what it is
+        return []
+
+
+def first_line(error: BaseException) -> str:
+    """
+    >>> first_line(ValueError("no such width\\nin this net")), first_line(ValueError())
+    ('no such width', 'ValueError')
+    """
+    return (said(error) or [type(error).__name__])[0]
+
+
+def one_line(error: BaseException) -> str:
+    """The second line, too: where weights do not fit, torch tells only there what the matter is."""
+    return " ".join(said(error)[:2])[:200] or type(error).__name__
+
+
+def named(error: BaseException) -> str:
+    """
+    >>> named(ValueError("no such width\\nin this net")), named(ValueError())
+    ('ValueError: no such width', 'ValueError')
+    """
+    return ": ".join([type(error).__name__, *said(error)[:1]])
+
+
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     """
     >>> check_choice("noise", "loud", ("batch", "none"))

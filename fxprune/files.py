@@ -4,6 +4,7 @@ should hold."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import struct
 import zipfile
@@ -12,22 +13,34 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-from fxprune.errors import FxPruneError, OptionError
+from fxprune.errors import FxPruneError, OptionError, one_line
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """All of ``data`` or nothing: a temporary file beside ``path`` takes its place when it is complete."""
+    """All of ``data`` or nothing."""
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it is there already and is not a regular file", str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with replacing(path) as opened:
+        opened.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def replacing(path: Path, *, alone: bool = False) -> Iterator[BinaryIO]:
+    """A temporary file beside ``path``, which takes its place when it is complete and on the disk.
+
+    Several processes may do that at a time; one that is ``alone`` leaves at most one such file when it is killed.
+    """
+    temporary = path.with_name(f".{path.name}.tmp" if alone else f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
-        flush(temporary)
+        with temporary.open("wb") as opened:
+            yield opened
+            opened.flush()
+            os.fsync(opened.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -104,10 +117,20 @@ def damage(file: str | os.PathLike[str]) -> str | None:
     return None if bad is None else f"the checksum of {bad} is wrong"
 
 
-def one_line(error: BaseException) -> str:
-    """What an error says, or what it is called if it says nothing."""
-    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
-    return " ".join(lines[:2])[:200] or type(error).__name__
+def of_schema(found: Any, schema: str) -> dict[str, Any]:
+    """What was read, if it is a table that says so of itself; ``ValueError`` otherwise."""
+    if not isinstance(found, dict) or found.get("schema") != schema:
+        raise ValueError(f"it is not of the form {schema}")
+    return found
+
+
+def read_json(file: Path, schema: str) -> dict[str, Any]:
+    """``ValueError`` or ``RecursionError`` where the file is damaged."""
+    return of_schema(json.loads(file.read_text(encoding="utf-8")), schema)
+
+
+def write_json(file: Path, value: Any) -> None:
+    write_atomically(file, json.dumps(value, indent=2) + "\n")
 
 
 NUMBER, NOTHING = (int, float), type(None)

@@ -77,7 +77,6 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
     frozen = _frozen(channels)
     written = _written_alone(channels)
     scaling = _only_scale(channels)
-    blocks = {int(block.out.flat[0]): block for block in channels.table.blocks if isinstance(block, Mix)}
     layers: list[Layer] = []
     start = 0
     for name, mixers in calls.items():
@@ -95,9 +94,9 @@ def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer
         variable, grain = (np.full(mixers[0].ids.size, OPEN), "") if ungated else _grain(channels, mixers, scaling)
         count = int(variable.max()) + 1
         for mixer in mixers:
-            blocks[int(mixer.ids.flat[0])].gate = np.where(variable == OPEN, OPEN, variable + start).reshape(
-                mixer.ids.shape
-            )
+            source = channels.table.source(int(mixer.ids.flat[0]))
+            assert source is not None and isinstance(source[0], Mix)
+            source[0].gate = np.where(variable == OPEN, OPEN, variable + start).reshape(mixer.ids.shape)
         layers.append(Layer(name, tuple(mixers), start, count, grain, variable, ungated, freezes))
         start += count
     return tuple(layers)

@@ -248,7 +248,6 @@ class _Costs:
                     cost[block.out] = np.add.reduce([self.life[operand] for operand in block.operands])
             if not isinstance(block, Mix) and block.kind == "all":  # one operand carries the signal
                 self.signal[block.out] += np.minimum.reduce([self._more(operand) for operand in block.operands])
-        self.home = homes(table)
         self.done: set[tuple[int, bool]] = set()
 
     def _more(self, ids: Ids) -> Floats:
@@ -270,11 +269,11 @@ class _Costs:
         variables: set[int] = set()
         while stack:
             identity, signal = stack.pop()
-            if self.home[identity] < 0 or (identity, signal) in self.done:
+            source = self.table.source(identity)
+            if source is None or (identity, signal) in self.done:
                 continue
             self.done.add((identity, signal))
-            block = self.table.blocks[self.home[identity]]
-            at = identity - int(block.out.flat[0])
+            block, at = source
             if isinstance(block, Mix):
                 if block.gate.flat[at] != OPEN:
                     variables.add(int(block.gate.flat[at]))
@@ -292,14 +291,6 @@ class _Costs:
         return int(ids[np.argmin((self.signal if signal else self.life)[ids])])
 
 
-def homes(table: IdTable) -> Ids:
-    """Per id the number of its block, -1 for those that have none."""
-    home = np.full(table.size, -1, dtype=np.int64)
-    for number, block in enumerate(table.blocks):
-        home[block.out.reshape(-1)] = number
-    return home
-
-
 class _Proof:
     """Whether everything is met if of each choice one gate is open, whichever it is.
 
@@ -312,7 +303,6 @@ class _Proof:
 
     def __init__(self, table: IdTable, wanted: list[Requirement], count: int) -> None:
         self.table, self.wanted, self.count = table, wanted, count
-        self.home = homes(table)
 
     def holds(self, choices: Iterable[tuple[Ids, ...]]) -> bool:
         number = np.full(self.count + 1, -1, dtype=np.int64)  # of the choice that a gate variable belongs to
@@ -413,9 +403,11 @@ class _Proof:
     def _follows(self, ids: Ids, others: Ids) -> Bools:
         """Which ``ids`` live whenever the one in ``others`` does: statistics that are computed from it."""
         follows: Bools = ids == others
-        for at in np.flatnonzero(~follows & (self.home[ids] >= 0)):
-            block = self.table.blocks[self.home[ids[at]]]
-            place = int(ids[at] - block.out.flat[0])
+        for at in np.flatnonzero(~follows):
+            source = self.table.source(int(ids[at]))
+            if source is None:
+                continue
+            block, place = source
             if isinstance(block, Mix):
                 follows[at] = block.gate.flat[place] == OPEN and others[at] in block.inputs[place // block.out.shape[1]]
             else:

@@ -15,6 +15,7 @@ under independence, differentiable. A hard cost and an expected cost are therefo
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,10 +111,13 @@ class IdTable:
     def __init__(self) -> None:
         self.size = 3
         self.blocks: list[Mix | Join] = []
+        self.starts: list[int] = []  # the first id of each
 
     # ------------------------------------------------------------ building
 
     def _new(self, count: int) -> Ids:
+        """Of the next block."""
+        self.starts.append(self.size)
         ids = np.arange(self.size, self.size + count, dtype=np.int64)
         self.size += count
         return ids
@@ -174,6 +178,11 @@ class IdTable:
         return self.any(*distinct(folded[axis].T)[0]).reshape(shape)
 
     # ------------------------------------------------------------ asking
+
+    def source(self, identity: int) -> tuple[Mix | Join, int] | None:
+        """The block that an id comes out of, and its place there; the ids that are always there come out of none."""
+        number = bisect_right(self.starts, identity) - 1
+        return (self.blocks[number], identity - self.starts[number]) if number >= 0 else None
 
     def alive(self, gates: torch.Tensor) -> torch.Tensor:
         """Per id, how surely it lives, given the same for each gate variable (0 and 1, or probabilities)."""

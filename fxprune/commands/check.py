@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fxprune.commands.failures import told, unprinted
+from fxprune.commands.failures import unprinted
 from fxprune.commands.options import parse_budget
 from fxprune.cost.model import METRICS
 from fxprune.cost.target import Target
 from fxprune.count import Count, count
-from fxprune.errors import FxPruneError, OptionError, RunError
+from fxprune.errors import FxPruneError, OptionError, RunError, named
 from fxprune.report.text import percent
-from fxprune.run.folder import HARDENED, SLIM, STAGES, Run
+from fxprune.run.folder import STAGES, Run
+from fxprune.run.names import HARDENED, SLIM
 from fxprune.save.folder import read
 from fxprune.save.onnx import OnnxNet, require
 from fxprune.slim.verify import difference, tensors
@@ -79,7 +80,7 @@ def compare(other: Callable[..., Any], nets: dict[str, nn.Module], run: Run, dty
         except Exception as error:
             if batch == run.batch:
                 raise RunError(
-                    f"a net of {run.folder} fails on inputs of the run's own shapes: {told(error)}",
+                    f"a net of {run.folder} fails on inputs of the run's own shapes: {named(error)}",
                     fix="its files do not belong together: restore the folder",
                 ) from error
             continue  # the net takes the batch size of its example only
@@ -89,7 +90,7 @@ def compare(other: Callable[..., Any], nets: dict[str, nn.Module], run: Run, dty
         except FxPruneError:
             raise
         except Exception as error:
-            return Comparison(dict.fromkeys(nets), tried, f"it fails at batch size {batch}: {told(error)}")
+            return Comparison(dict.fromkeys(nets), tried, f"it fails at batch size {batch}: {named(error)}")
         for name, values in expected.items():
             worst[name] = max(worst[name], _distance(values, found))
     return Comparison({**worst}, tried, None)

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from fxprune.api import prune
-from fxprune.commands.failures import blamed, told
+from fxprune.commands.failures import blamed
 from fxprune.commands.target import called, failed, find, load_model
-from fxprune.errors import OptionError, TargetError
+from fxprune.errors import OptionError, TargetError, named
 from fxprune.files import as_path, load_tensors
 from fxprune.methods import METHODS, Method, register
 from fxprune.train.search import SEARCH
@@ -35,7 +35,7 @@ def network(section: str, table: dict[str, Any]) -> nn.Module:
             net.load_state_dict(load_tensors(table["weights"]))
         except Exception as error:  # there are many ways for a file not to fit
             raise TargetError(
-                f"the weights {table['weights']} cannot be loaded into {table['target']}: {told(error)}",
+                f"the weights {table['weights']} cannot be loaded into {table['target']}: {named(error)}",
                 fix="name a file that torch.save(model.state_dict(), file) wrote",
             ) from error
     return net

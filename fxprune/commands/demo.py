@@ -21,7 +21,8 @@ from fxprune.demo import DigitNet, loaders
 from fxprune.latency.stopwatch import in_turns
 from fxprune.report.page import PAGE
 from fxprune.report.text import human
-from fxprune.run.folder import SLIM, Run
+from fxprune.run.folder import Run
+from fxprune.run.names import SLIM
 from fxprune.save.onnx import installed
 from fxprune.train.loop import Pruned
 from fxprune.train.reproduce import seed_all

@@ -16,7 +16,8 @@ from fxprune.commands.failures import unprinted
 from fxprune.commands.options import check_outside, check_writable, writing
 from fxprune.errors import ExportError, OptionError
 from fxprune.files import write_atomically
-from fxprune.run.folder import SLIM, Run
+from fxprune.run.folder import Run
+from fxprune.run.names import SLIM
 from fxprune.save.folder import duplicate, write
 from fxprune.save.onnx import OnnxNet, installed, require, to_onnx
 from fxprune.slim.fuse import fuse_batch_norms

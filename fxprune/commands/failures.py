@@ -14,18 +14,6 @@ from fxprune.errors import FxPruneError
 _NOT_THE_CAUSE = (str(Path(__file__).parent), str(importlib.__file__))
 
 
-def told(error: BaseException) -> str:
-    """
-    >>> told(ValueError("no such width"))
-    'ValueError: no such width'
-    """
-    try:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-    except Exception:  # it cannot even say what it is
-        lines = []
-    return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
-
-
 def where_of(error: BaseException) -> str | None:
     """``file:line`` of the innermost frame that is somebody's code and not ours or the import machinery's."""
     if isinstance(error, SyntaxError) and error.filename:

@@ -16,10 +16,9 @@ from torch import nn
 
 from fxprune.cost.target import as_share
 from fxprune.errors import OptionError
-from fxprune.files import as_path, told
-from fxprune.run.checkpoint import FILE
-from fxprune.run.folder import FACTS, HARDENED, NETWORK, SLIM, Run
-from fxprune.train.loop import REPORT
+from fxprune.files import as_path, reason, told
+from fxprune.run.folder import Run
+from fxprune.run.names import KEPT
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "bool")}
 _DIGITS = 30  # more than any size has, and less than Python refuses to read
@@ -130,8 +129,7 @@ def check_writable(option: str, path: Path, name: str) -> None:
 
 def check_outside(option: str, path: Path | None, found: Run) -> None:
     """What the run wrote is the run's."""
-    parts = (FACTS, NETWORK, HARDENED, SLIM, REPORT, FILE, "log.csv", "log.jsonl", "tensorboard")
-    own = [(found.folder / part).resolve() for part in parts]
+    own = [(found.folder / part).resolve() for part in KEPT]
     if path is not None and any(path.resolve().is_relative_to(part) for part in own):
         raise OptionError(f"{option} {path} is a part of the run", fix="write elsewhere")
 
@@ -142,5 +140,4 @@ def writing(option: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or str(error)
-        raise OptionError(f"{option} {path} cannot be written: {why}", fix="write elsewhere") from error
+        raise OptionError(f"{option} {path} cannot be written: {reason(error)}", fix="write elsewhere") from error

@@ -15,7 +15,7 @@ import fxprune
 from fxprune.commands.failures import unprinted
 from fxprune.commands.options import DTYPES, add_model_options, example_of, parse_arguments, parse_inputs
 from fxprune.commands.target import load_model, load_module
-from fxprune.errors import InputError, OptionError, TargetError
+from fxprune.errors import InputError, OptionError, TargetError, first_line
 from fxprune.latency.profile import ROUNDS, profile
 from fxprune.latency.stopwatch import description, device_of
 from fxprune.report.terminal import profile_summary, profile_table
@@ -96,7 +96,5 @@ def _try(net: nn.Module, inputs: Any) -> None:
         with torch.inference_mode():
             net(*inputs[0], **inputs[1])
     except Exception as error:
-        said = str(error).partition("\n")[0]
-        raise InputError(
-            f"the net rejects these inputs: {said}", fix="give --input the shape that it expects, such as 1x3x224x224"
-        ) from error
+        fix = "give --input the shape that it expects, such as 1x3x224x224"
+        raise InputError(f"the net rejects these inputs: {first_line(error)}", fix=fix) from error

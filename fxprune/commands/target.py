@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from fxprune.commands.failures import blamed, told, where_of
-from fxprune.errors import OptionError, TargetError
+from fxprune.commands.failures import blamed, where_of
+from fxprune.errors import OptionError, TargetError, named
 from fxprune.report.text import listing
 
 _FORM = "write package.module:function or path/to/file.py:function, for example torchvision.models:resnet18"
@@ -109,7 +109,7 @@ def _not_imported(reference: str, error: BaseException) -> TargetError:
         fix = _NO_OPERATOR
     elif isinstance(error, ModuleNotFoundError):
         fix = f"install {error.name}, or run where it can be imported"
-    return TargetError(f"importing {reference} failed: {told(error)}", where=where_of(error), fix=fix)
+    return TargetError(f"importing {reference} failed: {named(error)}", where=where_of(error), fix=fix)
 
 
 def called(target: str, function: Any, arguments: dict[str, Any], option: str) -> Any:
@@ -121,7 +121,7 @@ def called(target: str, function: Any, arguments: dict[str, Any], option: str) -
 
 def failed(target: str, error: BaseException, fix: str) -> TargetError:
     """The code of a target raised something."""
-    return TargetError(f"{target} failed: {told(error)}", where=where_of(error), fix=fix)
+    return TargetError(f"{target} failed: {named(error)}", where=where_of(error), fix=fix)
 
 
 def _check_arguments(target: str, function: Any, arguments: dict[str, Any], option: str) -> None:

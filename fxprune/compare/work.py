@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -22,15 +21,15 @@ from fxprune.compare import measure
 from fxprune.compare.plan import TEACHER, Entry, Job, Plan
 from fxprune.compare.rows import Row
 from fxprune.count import batch_size
-from fxprune.errors import DataError, RunError, TargetError
-from fxprune.files import load_tensors, one_line, write_atomically
+from fxprune.errors import DataError, RunError, TargetError, one_line
+from fxprune.files import load_tensors, replacing, write_json
 from fxprune.latency.stopwatch import Inputs, device_of
 from fxprune.run import checkpoint
-from fxprune.run.folder import FACTS, Run
+from fxprune.run.folder import Run
 from fxprune.run.log import Log
+from fxprune.run.names import CHECKPOINT, FACTS, REPORT
 from fxprune.trace import example_arguments
 from fxprune.train.data import Batches, example_of
-from fxprune.train.loop import REPORT
 from fxprune.train.loss import Teaching
 from fxprune.train.measure import accuracy, evaluate
 from fxprune.train.phase import Phase, Trainer
@@ -77,9 +76,9 @@ def teacher_file(folder: Path, seed: int) -> Path:
 
 def clear(folder: Path, job: Job) -> None:
     """What is large, or of no use once the row is kept."""
-    for file in (folder / RUNS / job.name / checkpoint.FILE, row_file(folder, job), log_file(folder, job)):
+    for file in (folder / RUNS / job.name / CHECKPOINT, row_file(folder, job), log_file(folder, job)):
         file.unlink(missing_ok=True)
-    for file in searches(folder / RUNS / job.name).glob(f"*/{checkpoint.FILE}"):
+    for file in searches(folder / RUNS / job.name).glob(f"*/{CHECKPOINT}"):
         file.unlink()
 
 
@@ -108,8 +107,8 @@ class _Worker:
             seconds = self._train(loaders)
             file = teacher_file(self.plan.folder, self.job.seed)
             file.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(self.net.cpu().state_dict(), file.with_suffix(".part"))
-            os.replace(file.with_suffix(".part"), file)
+            with replacing(file) as opened:
+                torch.save(self.net.cpu().state_dict(), opened)
         scores = self._scores(self.net, self._loaders(self.plan.data))
         return {**self._row(), **scores, "seconds": round(seconds, 1)}
 
@@ -119,7 +118,7 @@ class _Worker:
         table = self.plan.teacher.get("optimizer")
         make = self.parts.optimizer(table) if table else adam
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / checkpoint.FILE
+        file = self.folder / CHECKPOINT
         facts = {"settings": json.dumps(self.plan.facts(self.job), sort_keys=True)}
         saved = checkpoint.load_run(file) if file.is_file() else None
         if saved is not None and saved["facts"] != facts:
@@ -176,7 +175,7 @@ class _Worker:
         if entry.tool:
             self.folder.mkdir(parents=True, exist_ok=True)
             _keep(slim, self.folder / NET)
-            write_atomically(self.folder / REPORT, json.dumps(row, indent=2) + "\n")
+            write_json(self.folder / REPORT, row)
         return row
 
     def _times(self, entry: Entry, slim: nn.Module, full: nn.Module, inputs: Inputs) -> Row:
@@ -204,7 +203,7 @@ class _Worker:
     def _by_prune(
         self, entry: Entry, start: nn.Module, loaders: tuple[Any, ...], example: Any
     ) -> tuple[nn.Module, Row, float]:
-        if (self.folder / FACTS).exists() and not (self.folder / checkpoint.FILE).exists():
+        if (self.folder / FACTS).exists() and not (self.folder / CHECKPOINT).exists():
             shutil.rmtree(self.folder)  # a finished run whose row is gone: its checkpoint is, too
             shutil.rmtree(searches(self.folder), ignore_errors=True)
         chosen = {**entry.settings, **self.parts.functions}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fxprune.cost.latency import Latency, Line, Meeting, Table
+from fxprune.files import write_atomically
 
 PARTS = {"tables": Table, "lines": Line, "meetings": Meeting}
 NUMBERS = ("scale", "rest", "power")
@@ -59,11 +59,6 @@ def read(path: Path) -> Latency | None:
 
 def write(path: Path, latency: Latency, machine: dict[str, Any]) -> None:
     """Keep it; where nothing can be kept, it is measured again the next time."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(as_json(latency, machine), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        write_atomically(path, as_json(latency, machine))

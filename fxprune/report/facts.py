@@ -12,14 +12,13 @@ from typing import Any
 
 from fxprune.analysis.inspection import Inspection, LayerInfo, plain
 from fxprune.cost.model import METRICS
+from fxprune.files import read_json
 from fxprune.report.layout import Block, block_tree
 from fxprune.report.text import NAMES, change, human, listing, percent, plural
-from fxprune.run.folder import NETWORK, NETWORK_SCHEMA, STAGES, Run
+from fxprune.run.folder import STAGES, Run
+from fxprune.run.names import LOG, NETWORK, NETWORK_SCHEMA, REPORT, REPORT_SCHEMA
 from fxprune.trace.frames import short_source
-from fxprune.train.loop import REPORT
-from fxprune.train.loop import SCHEMA as REPORT_SCHEMA
 
-LOG = "log.jsonl"
 _NUMBERS = ("step", "loss", "accuracy", "V", "b", "lr", "seconds")
 
 
@@ -74,10 +73,10 @@ def of_run(folder: Path, version: str) -> ReportData:
     """The page of a run, however far it is; a ``RunError`` if the folder holds none."""
     run = Run(folder)
     missing: list[str] = []
-    network = _part(missing, NETWORK, lambda: _json(run.folder / NETWORK, NETWORK_SCHEMA)) or {}
+    network = _part(missing, NETWORK, lambda: read_json(run.folder / NETWORK, NETWORK_SCHEMA)) or {}
     told: dict[str, Any] = {}
     if run.stage == STAGES[2] and (run.folder / REPORT).exists():  # a run in a loop of one's own has none
-        told = _part(missing, REPORT, lambda: _json(run.folder / REPORT, REPORT_SCHEMA)) or {}
+        told = _part(missing, REPORT, lambda: read_json(run.folder / REPORT, REPORT_SCHEMA)) or {}
     seen = _part(missing, "the graph", lambda: Inspection.restored(network["inspection"])) if network else None
     living: Any = network.get("living")
     layers = _part(missing, "the living channels", lambda: _layers(seen, living)) if living else None
@@ -134,13 +133,6 @@ def _not_yet(run: Run, layers: Any, certificate: Any, settings: Any) -> list[str
     if not settings:
         said.append("settings: the run was not made by fxprune.prune, or by an older one")
     return said
-
-
-def _json(path: Path, schema: str) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or found.get("schema") != schema:
-        raise ValueError(f"it is not of the form {schema}")
-    return found
 
 
 def _layers(seen: Inspection | None, living: Any) -> dict[str, Survivor] | None:

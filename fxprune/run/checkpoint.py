@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from fxprune.errors import RunError
-from fxprune.files import NOTHING, NUMBER, Table, as_path, load_tensors, misfit, one_line
-from fxprune.run.folder import FACTS, NETWORK, Run
+from fxprune.errors import RunError, first_line, one_line
+from fxprune.files import NOTHING, NUMBER, Table, as_path, load_tensors, misfit, of_schema, reason, replacing
+from fxprune.run.folder import Run
+from fxprune.run.names import CHECKPOINT, CHECKPOINT_SCHEMA, EARLY, FACTS
 from fxprune.wrapped import Wrapped
 
-FILE = "checkpoint.pt"
-SCHEMA = "fxprune.checkpoint/1"
 _PLAIN = (torch.Tensor, str, bool, int, float, type(None))
 _RUN: dict[str, Any] = {
     "facts": dict, "phase": str, "at": dict, "net": dict, "optimizer": dict, "kept": dict, "method": (dict, NOTHING),
@@ -29,37 +28,28 @@ _KEPT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def save(file: Path, state: dict[str, Any]) -> None:
+def save(file: Path, state: dict[str, Any], *, alone: bool = True) -> None:
     """Replace ``file``; whatever happens meanwhile, the old file or the new one is there, never a part of one."""
     _check_plain(state, "the checkpoint")
-    temporary = file.with_name(f".{file.name}.tmp")
     try:
-        with temporary.open("wb") as opened:
-            torch.save({"schema": SCHEMA, **state}, opened)
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(temporary, file)
+        with replacing(file, alone=alone) as opened:
+            torch.save({"schema": CHECKPOINT_SCHEMA, **state}, opened)
         _sync_folder(file.parent)
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
-        why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        why = reason(error) if isinstance(error, OSError) else first_line(error)
         left = "the one before is intact" if file.exists() else "there is none yet"
         raise RunError(
             f"the checkpoint {file} cannot be written ({why}); {left}",
             fix="make room on the disk, then start the same run again: it goes on from that checkpoint",
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load(file: Path, *, mapped: bool = False) -> dict[str, Any]:
     """Runs no code of the file's; ``mapped`` leaves tensors on the disk until they are looked at."""
     try:
-        state = load_tensors(file, mapped=mapped)
+        return of_schema(load_tensors(file, mapped=mapped), CHECKPOINT_SCHEMA)
     except Exception as error:  # what a damaged file raises is not documented
         raise damaged(file, one_line(error)) from error
-    if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-        raise damaged(file, f"it is not of the form {SCHEMA}")
-    return state
 
 
 def load_run(file: Path) -> dict[str, Any]:
@@ -113,10 +103,6 @@ def _check_plain(value: Any, where: str) -> None:
         )
 
 
-# What can be there before the first checkpoint is.
-_EARLY = (FACTS, NETWORK, "log.csv", "log.jsonl", "tensorboard")
-
-
 def open_run(
     folder: str | os.PathLike[str], wrapped: Wrapped, facts: dict[str, Any], resume: bool
 ) -> tuple[Run, dict[str, Any] | None]:
@@ -131,15 +117,15 @@ def open_run(
 
 
 def _open_run(path: Path, wrapped: Wrapped, facts: dict[str, Any], resume: bool) -> tuple[Run, dict[str, Any] | None]:
-    if (path / FILE).is_file():
+    if (path / CHECKPOINT).is_file():
         if not resume:
             how = "resume=True, or fxprune prune --resume"
             raise RunError(f"{path} holds a run already", fix=f"name an empty folder, or go on with it: {how}")
-        saved = load_run(path / FILE)
+        saved = load_run(path / CHECKPOINT)
         if _trained(saved) or saved["facts"] == facts:
             _compare(path, saved["facts"], facts)
             return Run(path), saved
-        (path / FILE).unlink()  # stopped before its first step, by a mistake that is mended now
+        (path / CHECKPOINT).unlink()  # stopped before its first step, by a mistake that is mended now
     inside = list(path.iterdir()) if resume and path.is_dir() else []
     if any(FACTS in entry.name for entry in inside) and all(map(_is_early, inside)):
         for entry in inside:  # a run that was cut off before there was anything to keep
@@ -154,8 +140,8 @@ def _trained(saved: dict[str, Any]) -> bool:
 
 
 def _is_early(entry: Path) -> bool:
-    names = [name for known in (*_EARLY, FILE) for name in (known, f".{known}")]
-    return entry.name in _EARLY or (entry.name.endswith(".tmp") and entry.name.startswith(tuple(names)))
+    names = [name for known in (*EARLY, CHECKPOINT) for name in (known, f".{known}")]
+    return entry.name in EARLY or (entry.name.endswith(".tmp") and entry.name.startswith(tuple(names)))
 
 
 def _compare(path: Path, then: dict[str, Any], now: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ from fxprune.analysis.inspection import describe, plain
 from fxprune.cost.model import METRICS, Cost
 from fxprune.cost.target import Target
 from fxprune.count import Count, batch_size, count
-from fxprune.errors import ExportError, FxPruneError, OptionError, RunError
-from fxprune.files import as_path, file_above, told, write_atomically
+from fxprune.errors import ExportError, FxPruneError, OptionError, RunError, first_line
+from fxprune.files import as_path, file_above, read_json, told, write_atomically, write_json
+from fxprune.run.names import FACTS, HARDENED, NETWORK, NETWORK_SCHEMA, RUN_SCHEMA, RUN_VERSION, SLIM
 from fxprune.save.folder import read, text_of, write_net
 from fxprune.slim.full_width import frozen
 from fxprune.slim.verify import TOLERANCE, noise, tensors
@@ -73,9 +74,6 @@ def restored(text: Any) -> Any:
     raise RunError(f"{text} describes no example input")
 
 
-FACTS, NETWORK, HARDENED, SLIM = "run.json", "network.json", "hardened", "slim"
-SCHEMA, VERSION = "fxprune.run/", 1
-NETWORK_SCHEMA = "fxprune.network/1"
 STAGES = ("pruning", "fine-tuning", "finished")  # then there is nothing, hardened/, and slim/ too
 _NAME = "name the folder of a pruning run; fxprune prune CONFIG.toml --run FOLDER makes one"
 
@@ -139,7 +137,7 @@ class Run:
 
         args, kwargs = wrapped.analysis.channels.trace.example
         facts = {
-            "schema": f"{SCHEMA}{VERSION}",
+            "schema": f"{RUN_SCHEMA}{RUN_VERSION}",
             "fxprune": __version__,
             "model": type(wrapped).__name__,
             "args": described(tuple(args)),
@@ -150,7 +148,7 @@ class Run:
             "cost": None,  # of slim/
         }
         path.mkdir(parents=True, exist_ok=True)
-        write_atomically(path / FACTS, json.dumps(facts, indent=2) + "\n")
+        write_json(path / FACTS, facts)
         _record(path, {"inspection": _described(wrapped)})
 
     @property
@@ -205,7 +203,7 @@ class Run:
             with torch.no_grad():
                 made, expected = (tensors(one(*args, **kwargs)) for one in (net, hardened))
         except Exception as error:
-            raise _foreign(self.folder, str(error).partition("\n")[0]) from error
+            raise _foreign(self.folder, first_line(error)) from error
         if [tensor.shape for tensor in made] != [tensor.shape for tensor in expected]:
             raise _foreign(self.folder, "its outputs have other shapes than those of the hardened net")
         return found
@@ -257,7 +255,7 @@ class Run:
     def _update(self, **changes: Any) -> None:
         """After the part that it tells of: a run that is cut off in between is a step behind, never ahead."""
         self._facts = {**self._facts, **changes}
-        write_atomically(self.folder / FACTS, json.dumps(self._facts, indent=2) + "\n")
+        write_json(self.folder / FACTS, self._facts)
 
 
 def check_writable(wrapped: Wrapped) -> None:
@@ -286,10 +284,9 @@ def _certificate(made: Any) -> dict[str, Any]:
 
 def _record(folder: Path, facts: dict[str, Any]) -> None:
     try:
-        known = json.loads((folder / NETWORK).read_text(encoding="utf-8"))
+        kept = read_json(folder / NETWORK, NETWORK_SCHEMA)
     except (FileNotFoundError, ValueError, RecursionError):
-        known = {}  # a report can do without
-    kept = known if isinstance(known, dict) and known.get("schema") == NETWORK_SCHEMA else {}
+        kept = {}  # a report can do without
     write_atomically(folder / NETWORK, json.dumps({"schema": NETWORK_SCHEMA, **kept, **plain(facts)}) + "\n")
 
 
@@ -306,12 +303,13 @@ def _read(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _damaged(folder, str(error)) from error
     schema = str(facts.get("schema")) if isinstance(facts, dict) else ""
-    version = schema.removeprefix(SCHEMA)
-    if not schema.startswith(SCHEMA) or not version.isdecimal() or len(version) > 9:
+    version = schema.removeprefix(RUN_SCHEMA)
+    if not schema.startswith(RUN_SCHEMA) or not version.isdecimal() or len(version) > 9:
         raise RunError(f"{folder / FACTS} was not written by fxprune", fix=_NAME)
-    if int(version) > VERSION:
+    if int(version) > RUN_VERSION:
         raise RunError(
-            f"{folder} was written by fxprune {facts.get('fxprune')}, in format {version}; this one reads {VERSION}",
+            f"{folder} was written by fxprune {facts.get('fxprune')}, in format {version}; "
+            f"this one reads {RUN_VERSION}",
             fix="pip install --upgrade fxprune",
         )
     found: dict[str, Any] = facts

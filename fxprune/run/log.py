@@ -6,12 +6,12 @@ import csv
 import importlib.util
 import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from fxprune.errors import RunError
-from fxprune.files import write_atomically
+from fxprune.files import flush, write_atomically
+from fxprune.run.names import EVENTS, LOG, LOG_TABLE
 
 FIELDS = ("phase", "epoch", "step", "loss", "accuracy", "V", "b", "lr", "seconds")
 Row = dict[str, Any]
@@ -38,7 +38,7 @@ class Log:
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.rows or None)
+            self._events = SummaryWriter(str(self.folder / EVENTS), purge_step=self.rows or None)
 
     def write(self, row: Row) -> None:
         self.rows += 1
@@ -55,8 +55,7 @@ class Log:
     def sync(self) -> None:
         """Onto the disk, before a checkpoint counts on these rows."""
         for file in self._files() if self.folder is not None else ():
-            with file.open("rb+") as opened:
-                os.fsync(opened.fileno())
+            flush(file)
 
     def close(self) -> None:
         if self._events is not None:
@@ -64,7 +63,7 @@ class Log:
 
     def _files(self) -> tuple[Path, Path]:
         assert self.folder is not None
-        return self.folder / "log.jsonl", self.folder / "log.csv"
+        return self.folder / LOG, self.folder / LOG_TABLE
 
 
 def _csv(row: Row) -> str:

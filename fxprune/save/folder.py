@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxprune.errors import ExportError, FxPruneError, OptionError
-from fxprune.files import as_path, damage, file_above, flush, one_line, told
+from fxprune.errors import ExportError, FxPruneError, OptionError, one_line
+from fxprune.files import as_path, damage, file_above, flush, told
 from fxprune.save.source import MARK, class_name, source, whole
 
 MODEL, WEIGHTS = "model.py", "weights.pt"

@@ -20,7 +20,7 @@ from torch import nn
 from torch.export import Dim
 
 from fxprune.count import Call, Count, batch_size, positions
-from fxprune.errors import ExportError, FxPruneError, OptionError
+from fxprune.errors import ExportError, FxPruneError, OptionError, named
 from fxprune.torch_private import tree_flatten, tree_map
 
 _CONVOLUTIONS, _LINEAR = ("Conv", "ConvTranspose"), ("Gemm", "MatMul")
@@ -142,8 +142,7 @@ def _cause(error: BaseException) -> str:
     """torch wraps the reason in advice on how to mend torch."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return named(error)
 
 
 class OnnxNet:

@@ -13,11 +13,10 @@ import torch
 from torch import fx, nn
 
 from fxprune.count import batch_size
-from fxprune.errors import TraceError
+from fxprune.errors import TraceError, first_line
 from fxprune.modules import evaluating
 from fxprune.slim.verify import are_numbers, difference, noise, positive, run, tensors
 from fxprune.torch_private import tree_map
-from fxprune.trace.frames import one_line
 from fxprune.trace.tracer import has_hooks
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]
@@ -38,7 +37,7 @@ def check_agreement(model: nn.Module, wrapped: fx.GraphModule, example: Example)
             try:
                 found = _outputs(wrapped, given)
             except Exception as error:  # what the model takes
-                raise _told(f"fails on what the model takes: {one_line(error)}") from error
+                raise _told(f"fails on what the model takes: {first_line(error)}") from error
             if _differ(expected, found) and not _differ(expected, _outputs(model, given)):
                 since, where = _first_difference(model, wrapped, given)
                 raise _told(f"computes something else than the model, {since}", where)

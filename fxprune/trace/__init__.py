@@ -10,10 +10,10 @@ import torch
 from torch import fx, nn
 
 from fxprune.channels.facts import Trace
-from fxprune.errors import InputError, TraceError
+from fxprune.errors import InputError, TraceError, first_line
 from fxprune.modules import copy_module, meta_copy
 from fxprune.torch_private import AnyConv, tree_flatten, tree_map
-from fxprune.trace.frames import error_line, one_line
+from fxprune.trace.frames import error_line
 from fxprune.trace.tracer import Tracer
 
 __all__ = ["example_arguments", "graph_module", "trace"]
@@ -84,19 +84,19 @@ def graph_module(traced: Trace, model: nn.Module) -> fx.GraphModule:
 def _explained(model: nn.Module, args: Any, kwargs: Any, error: Exception) -> Exception:
     """Does the model reject the example by itself, or is it only that it cannot be traced?"""
     if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_flatten((args, kwargs))[0]):
-        return TraceError(f"the model cannot be traced: {one_line(error)}", where=error_line(error))
+        return TraceError(f"the model cannot be traced: {first_line(error)}", where=error_line(error))
     clone = copy_module(model).eval()
     try:
         with torch.no_grad():
             clone(*args, **kwargs)
     except Exception as own:
         return InputError(
-            f"the model rejects the example inputs: {one_line(own)}",
+            f"the model rejects the example inputs: {first_line(own)}",
             where=error_line(own),
             fix=_what_to_pass(args, own),
         )
     return TraceError(
-        f"the model's forward cannot be traced: {one_line(error)}",
+        f"the model's forward cannot be traced: {first_line(error)}",
         where=error_line(error),
         fix="move the offending lines into a submodule: what cannot be traced is then kept as a leaf" + _part(model),
     )

@@ -44,11 +44,6 @@ def error_line(error: BaseException) -> str | None:
     return where
 
 
-def one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
-
-
 def short_source(source: str | None) -> str:
     """``file:line`` with the last two parts of the path, so that it reads the same on every machine.
 

@@ -15,9 +15,10 @@ from torch import fx, nn
 
 from fxprune.channels.facts import Leaf, Specialisation
 from fxprune.count import batch_size
+from fxprune.errors import first_line
 from fxprune.torch_private import call_with_hooks, find_proxy, forward_hooks, is_in, memory_of, tree_flatten, tree_map
 from fxprune.trace import writes
-from fxprune.trace.frames import call_site, error_line, is_user_function, one_line, user_line
+from fxprune.trace.frames import call_site, error_line, is_user_function, user_line
 from fxprune.trace.normal_form import functional_form, usual_spelling
 from fxprune.trace.proxy import ShapeProxy, proxies
 from fxprune.trace.torch_private import Recorded, Untraceable, true_len
@@ -226,7 +227,7 @@ class Tracer(fx.Tracer):
                 made.node.meta["is_wrapped"] = True  # fx must not look inside either when it reads a pickle
                 if error is not None:
                     called = f"{target.__module__}.{target.__name__}"
-                    self.leaves.append(Leaf(called, "function", one_line(error), error_line(error)))
+                    self.leaves.append(Leaf(called, "function", first_line(error), error_line(error)))
                 return made
 
             return self._without_grad(self._inlined(target, opaque, args, kwargs))
@@ -315,7 +316,7 @@ class Tracer(fx.Tracer):
             m.__dict__["training"] = False
             leaf = super(Tracer, self).create_proxy("call_module", path, args, kwargs)
             if error is not None:
-                self._note_leaf(m, path, args, kwargs, one_line(error), error_line(error))
+                self._note_leaf(m, path, args, kwargs, first_line(error), error_line(error))
             return leaf
 
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxprune.errors import DataError, FxPruneError, OptionError
+from fxprune.errors import DataError, FxPruneError, OptionError, first_line, named, said
 from fxprune.torch_private import stop_workers, tree_leaves, tree_map
 from fxprune.train.reproduce import seed_all
 
@@ -52,11 +52,7 @@ def explained(
     except FxPruneError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        raise DataError(
-            f"{what} does not fit {whom}: {type(error).__name__}: {lines[0]}",
-            fix=fix,
-        ) from error
+        raise DataError(f"{what} does not fit {whom}: {named(error)}", fix=fix) from error
 
 
 def example_of(batch: Batch, wanted: int | None = None) -> Any:
@@ -136,8 +132,7 @@ class Batches:
                 f"{self.name} says that it has {self.count} batches and gave {number}", fix="correct its __len__"
             ) from None
         except Exception as error:  # of a dataset, in this process or in a worker
-            lines = str(error).strip().splitlines() or [""]
-            why = lines[-1] if "worker process" in lines[0] else f"{type(error).__name__}: {lines[0]}"
+            why = said(error)[-1] if "worker process" in first_line(error) else named(error)
             raise DataError(
                 f"batch {number} of {self.name} cannot be fetched: {why}",
                 fix="make `for batch in loader: pass` work first",

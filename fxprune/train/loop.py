@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +16,15 @@ from torch import fx, nn
 from fxprune.choose.choose import check_reachable
 from fxprune.cost.model import LATENCY, METRICS
 from fxprune.count import batch_size as count_batch
-from fxprune.errors import OptionError, RunError
-from fxprune.files import reason, write_atomically
+from fxprune.errors import OptionError, RunError, first_line, named
+from fxprune.files import reason, write_json
 from fxprune.latency.cache import as_json, from_json
 from fxprune.methods import Method, make_method
 from fxprune.modules import copy_module
-from fxprune.run.checkpoint import FILE, open_run, unfit
+from fxprune.run.checkpoint import open_run, unfit
 from fxprune.run.folder import STAGES, Run, check_writable
 from fxprune.run.log import Log
+from fxprune.run.names import CHECKPOINT, REPORT, REPORT_SCHEMA
 from fxprune.slimming import present_ids
 from fxprune.timing import use_latency
 from fxprune.train.data import Batches, example_of
@@ -38,7 +38,6 @@ from fxprune.train.stop import Stop
 from fxprune.train.teacher import CachedTeacher
 from fxprune.wrapped import Wrapped
 
-REPORT, SCHEMA = "report.json", "fxprune.prune/1"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -98,7 +97,7 @@ def run_all(
         try:
             trainer = Trainer(
                 batches, validation, settings.metric_fn or accuracy, place, settings.seed, log, display, stop,
-                run.folder / FILE if run else None, settings.checkpoint_minutes, facts, saved,
+                run.folder / CHECKPOINT if run else None, settings.checkpoint_minutes, facts, saved,
             )  # fmt: skip
             if saved is not None:
                 assert run is not None
@@ -131,7 +130,7 @@ def _move(net: nn.Module, device: torch.device | str) -> None:
         net.to(device)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise OptionError(
-            f"device={str(device)!r}: {str(error).splitlines()[0]}", fix='leave device out, or write device="cpu"'
+            f"device={str(device)!r}: {first_line(error)}", fix='leave device out, or write device="cpu"'
         ) from error
 
 
@@ -261,7 +260,7 @@ class _Pruning:
         made: Any = slim.report
         found = self.kept["accuracy"]
         report = {
-            "schema": SCHEMA,
+            "schema": REPORT_SCHEMA,
             "fxprune": __version__,
             "model": type(self.base).__name__,
             "budget": dict(wrapped.target.limits),
@@ -277,7 +276,7 @@ class _Pruning:
             "seconds": round(self.trainer.seconds, 3),
         }
         if self.run is not None:
-            write_atomically(self.run.folder / REPORT, json.dumps(report, indent=2) + "\n")
+            write_json(self.run.folder / REPORT, report)
             self.run.write_slim(slim)
             self._record()
             self._write_page(self.run.folder)
@@ -288,8 +287,8 @@ class _Pruning:
         try:
             self.tools.report(folder)
         except Exception as error:  # whatever is wrong with a page, the run is done, and its nets are worth more
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            self.trainer.display.note(f"no page was written ({said}); try fxprune report {folder} -o report.html")
+            instead = f"fxprune report {folder} -o report.html"
+            self.trainer.display.note(f"no page was written ({named(error)}); try {instead}")
 
 
 def _regular(wrapped: Wrapped) -> dict[str, int]:

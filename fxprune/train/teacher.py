@@ -100,16 +100,12 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _write(path: Path, state: dict[str, Any]) -> None:
     """Other processes may do the same at the same time."""
-    own = path.with_name(f".{path.name}.{os.getpid()}")
     with told("written", path, RunError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            save(own, state)
-            os.replace(own, path)
+            save(path, state, alone=False)
         except RunError as error:
             raise RunError(f"{path} cannot be written", fix="make room on the disk, or name another file") from error
-        finally:
-            own.unlink(missing_ok=True)
 
 
 def _check_fixed(dataset: Any) -> None:
