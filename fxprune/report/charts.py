@@ -48,28 +48,28 @@ def bars(facts: Facts) -> Bars:
     """Channels per block."""
     entries = []
     for name, layers in groups(facts.tree, facts.seen):
-        found = facts.total(layers)
-        label = "\n".join((name, found.channels, found.costs["volume"], plural(len(layers), "convolution")))
-        entries.append(Bar(_end(name), found.before, found.after, label))
+        total = facts.total(layers)
+        label = "\n".join((name, total.channels, total.costs["volume"], plural(len(layers), "convolution")))
+        entries.append(Bar(_end(name), total.before, total.after, label))
     grid = ticks(0, max((entry.before for entry in entries), default=1) or 1)
     return Bars(entries, grid, min(max(34.0, 760.0 / max(len(entries), 1)), 96.0))
 
 
 def groups(root: Block, seen: Inspection, most: int = MOST) -> list[tuple[str, list[str]]]:
     """Blocks and the convolutions in them, as finely as there is room for; layers outside of blocks alone."""
-    found = [(block, key) for key, block in root.members.items()]
+    parts = [(block, key) for key, block in root.members.items()]
     while True:
         finer = [
             (inner, name)
-            for block, key in found
+            for block, key in parts
             for name, inner in ([(key, block)] if block is None or _is_last(block) else block.members.items())
         ]
-        if len(finer) > most or len(finer) == len(found):
+        if len(finer) > most or len(finer) == len(parts):
             break
-        found = finer
+        parts = finer
     named = [
         (seen.nodes[key]["label"] if block is None else block.path, [key] if block is None else list(block.nodes()))
-        for block, key in found
+        for block, key in parts
     ]
     convs: dict[str, list[str]] = {}  # a layer that is called several times is one
     for name, nodes in named:
@@ -171,12 +171,12 @@ def thinned(points: Sequence[Point], most: int = 400) -> list[Point]:
 def curves(data: ReportData) -> list[Curves]:
     """Cost against sliding budget, accuracy, loss; as much as the log has."""
     places = _epochs(data)
-    found = (
+    every = (
         _cost(data),
         _over_epochs("accuracy", "Validation accuracy", data, places),
         _over_epochs("loss", "Training loss", data, places),
     )
-    return [chart for chart in found if chart is not None]
+    return [chart for chart in every if chart is not None]
 
 
 def _cost(data: ReportData) -> Curves | None:
@@ -205,19 +205,19 @@ def _cost(data: ReportData) -> Curves | None:
 
 
 def _over_epochs(key: str, title: str, data: ReportData, places: dict[int, float]) -> Curves | None:
-    found: list[Line] = []
+    measured: list[Line] = []
     marks: list[tuple[float, str]] = []
     for phase in dict.fromkeys(row["phase"] for row in data.log):
         own = [n for n, row in enumerate(data.log) if row["phase"] == phase]
         points = [(places[n], data.log[n][key]) for n in own if data.log[n][key] is not None]
         if points:
-            found.append(Line(phase, "one", points))
+            measured.append(Line(phase, "one", points))
         marks.append((places[own[0]] - _size(data.log[own[0]], data), phase))
-    if not found:
+    if not measured:
         return None
-    values = [y for line in found for _, y in line.points]
+    values = [y for line in measured for _, y in line.points]
     share = key == "accuracy" and min(values) >= 0 and max(values) <= 1
-    end, last, before = max(places.values()), found[-1].points[-1][1], data.accuracy.get("before")
+    end, last, before = max(places.values()), measured[-1].points[-1][1], data.accuracy.get("before")
     unpruned = []
     if key == "accuracy" and before is not None:
         unpruned = [Line("unpruned network", "two", [(0.0, before), (end, before)])]
@@ -226,7 +226,7 @@ def _over_epochs(key: str, title: str, data: ReportData, places: dict[int, float
         f"{title} over the epochs",
         f"epochs; the last value is {f'{last:.2%}' if share else f'{last:.4g}'}",
         named=unpruned,
-        lines=[*unpruned, *found],
+        lines=[*unpruned, *measured],
         across=[(x, f"{x:g}") for x in ticks(0, end, 7) if x <= end + 1e-9],
         marks=marks,
         share=share,
@@ -235,14 +235,14 @@ def _over_epochs(key: str, title: str, data: ReportData, places: dict[int, float
 
 def _epochs(data: ReportData) -> dict[int, float]:
     """Per row of the log the epochs until then, over all phases."""
-    found: dict[int, float] = {}
+    epochs: dict[int, float] = {}
     offset = 0.0
     for phase in dict.fromkeys(row["phase"] for row in data.log):
         rows = [(n, row) for n, row in enumerate(data.log) if row["phase"] == phase]
         for n, row in rows:
-            found[n] = offset + _size(row, data)
-        offset = found[rows[-1][0]]
-    return found
+            epochs[n] = offset + _size(row, data)
+        offset = epochs[rows[-1][0]]
+    return epochs
 
 
 def _size(row: dict[str, Any], data: ReportData) -> float:

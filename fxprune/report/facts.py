@@ -291,13 +291,13 @@ class Facts:
         return Fact(kind, label, _lines(label, told, where and f"called at {where}"))
 
     def _conv(self, info: LayerInfo, node: dict[str, Any]) -> Fact:
-        found = self.total([info.name])
+        total = self.total([info.name])
         left = self.data.layers[info.name] if self.data.layers is not None else None
         share = f" ({percent(left.channels / max(info.channels, 1))} %)" if left else ""
         label = _lines(
             info.name,
-            found.channels + share,
-            *found.costs.values(),
+            total.channels + share,
+            *total.costs.values(),
             info.guarded and f"guarded: {info.guarded}",
             info.ungated and f"no gate: {info.ungated}",
             info.streams and f"writes {listing(info.streams)}",
@@ -337,16 +337,16 @@ class Facts:
 
     def _block(self, block: Block) -> Fact:
         names = layer_names(self.seen, block.nodes())
-        found = self.total(names)
-        told = f"{plural(len(names), 'convolution')}, {found.channels}"
-        label = _lines(block.path, told, found.costs["volume"], found.costs["flops"])
+        total = self.total(names)
+        told = f"{plural(len(names), 'convolution')}, {total.channels}"
+        label = _lines(block.path, told, total.costs["volume"], total.costs["flops"])
         if not names:
             return Fact("block", block.path, label)
-        if found.after is None:
-            return Fact("block", block.path, label, f"{found.before}", share=1.0)
-        share, dead = found.after / max(found.before, 1), all(self.nodes[name].dead for name in block.nodes())
-        count = f"{found.after}/{found.before}"
-        return Fact("block", block.path, label, count, share=share, gone=not found.after, dead=dead)
+        if total.after is None:
+            return Fact("block", block.path, label, f"{total.before}", share=1.0)
+        share, dead = total.after / max(total.before, 1), all(self.nodes[name].dead for name in block.nodes())
+        count = f"{total.after}/{total.before}"
+        return Fact("block", block.path, label, count, share=share, gone=not total.after, dead=dead)
 
     def total(self, names: Iterable[str]) -> Total:
         """Of the convolutions of these names."""

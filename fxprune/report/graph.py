@@ -82,13 +82,13 @@ class Graph:
             else:
                 self._measure(inner)
                 sizes[key] = self.sizes[key] if key in self.opened else (self.wide, CLOSED)
-        found = self.layouts[block.key] = placed(self.order[block.key], sizes)
+        laid = self.layouts[block.key] = placed(self.order[block.key], sizes)
         self.sizes.update((key, size) for key, size in sizes.items() if key not in (IN, OUT))
         beside, above = (0.0, 0.0) if block is self.root else (2 * self.padding, self.header)
-        wide = max(found.width, self.wide)
-        self.sizes[block.key] = wide + beside, found.height + above
-        shift = (wide - found.width) / 2 - wide / 2
-        ends = [found.centres[port][0] + shift if port in found.centres else 0.0 for port in (IN, OUT)]
+        wide = max(laid.width, self.wide)
+        self.sizes[block.key] = wide + beside, laid.height + above
+        shift = (wide - laid.width) / 2 - wide / 2
+        ends = [laid.centres[port][0] + shift if port in laid.centres else 0.0 for port in (IN, OUT)]
         self.ports[block.key] = ends[0], ends[1]
 
     def place(self, outer: Block, key: str) -> tuple[float, float, float, float]:

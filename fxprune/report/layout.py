@@ -85,11 +85,11 @@ Part = tuple[tuple[str, ...] | None, list[str]]  # the path that its nodes share
 
 def _groups(nodes: Mapping[str, tuple[str, ...]], inside: list[str], path: tuple[str, ...]) -> list[Part]:
     """One step further down the paths, in the order of the nodes."""
-    found: dict[tuple[str, ...] | str, list[str]] = {}
+    members: dict[tuple[str, ...] | str, list[str]] = {}
     for name in inside:
         deeper = nodes[name][: len(path) + 1]
-        found.setdefault(deeper if len(deeper) > len(path) else name, []).append(name)
-    return [(key if isinstance(key, tuple) and len(held) > 1 else None, held) for key, held in found.items()]
+        members.setdefault(deeper if len(deeper) > len(path) else name, []).append(name)
+    return [(key if isinstance(key, tuple) and len(held) > 1 else None, held) for key, held in members.items()]
 
 
 def _acyclic(
@@ -175,8 +175,8 @@ class Layout:
 def layered(nodes: Iterable[str], edges: Iterable[tuple[str, str]], sizes: Mapping[str, Point]) -> Layout:
     """Place nodes of the given sizes (width, height).
 
-    >>> found = layered("abc", [("a", "b"), ("b", "c"), ("a", "c")], dict.fromkeys("abc", (40.0, 20.0)))
-    >>> [round(y) for _, y in found.centres.values()], len(found.segments)
+    >>> layout = layered("abc", [("a", "b"), ("b", "c"), ("a", "c")], dict.fromkeys("abc", (40.0, 20.0)))
+    >>> [round(y) for _, y in layout.centres.values()], len(layout.segments)
     ([10, 52, 94], 4)
     """
     return placed(ranked(nodes, edges), sizes)

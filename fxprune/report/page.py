@@ -47,9 +47,9 @@ def write_page(folder: str | os.PathLike[str], file: Path | None = None) -> Path
     from fxprune import __version__
 
     path = as_path(folder, "folder")
-    made = path / PAGE if file is None else file
-    write_atomically(made, render(of_run(path, __version__)))
-    return made
+    target = path / PAGE if file is None else file
+    write_atomically(target, render(of_run(path, __version__)))
+    return target
 
 
 def render(data: ReportData) -> str:
@@ -58,18 +58,18 @@ def render(data: ReportData) -> str:
         resources.files("fxprune.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("js", "css")
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    found: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "data": data, "script": script, "style": style, "digest": digest, "about": _about(data), "cards": cards(data),
         "columns": ("channels", *METRICS), "totals": totals(data), "curves": charts.curves(data),
         "settings": settings(data), "seen": data.inspection, "capital": capital,
     }  # fmt: skip
     if data.inspection is not None:
         facts = Facts(data)
-        found.update(
+        shown.update(
             graph=Graph(facts), legend=legend(facts), joins=joins(data, data.inspection), bars=charts.bars(facts),
             notes=collect(data.inspection), constraints=constraints(data.inspection),
         )  # fmt: skip
-    return _written("page.html.j2", found)
+    return _written("page.html.j2", shown)
 
 
 def draw(seen: Inspection) -> str:
@@ -79,8 +79,8 @@ def draw(seen: Inspection) -> str:
     return _written("graph.svg.j2", {"title": title, "graph": graph, "legend": graph.legend()})
 
 
-def _written(template: str, found: dict[str, Any]) -> str:
-    return clean(_TEMPLATES.get_template(template).render(found)).strip() + "\n"
+def _written(template: str, shown: dict[str, Any]) -> str:
+    return clean(_TEMPLATES.get_template(template).render(shown)).strip() + "\n"
 
 
 def capital(metric: str) -> str:
@@ -94,15 +94,15 @@ def capital(metric: str) -> str:
 
 def _about(data: ReportData) -> str:
     """The line below the title."""
-    found = []
+    parts = []
     if data.budget and data.stage is None:
-        found.append(f"Asked about a budget of {fraction(next(iter(data.budget.values())))}")
+        parts.append(f"Asked about a budget of {fraction(next(iter(data.budget.values())))}")
     elif data.budget:
         budgets = (f"{fraction(share)} of the {NAMES.get(name, name)}" for name, share in data.budget.items())
-        found.append(f"Budget: {', '.join(budgets)}")
+        parts.append(f"Budget: {', '.join(budgets)}")
     if data.inspection is not None:
-        found.append(f"Input: {', '.join(data.inspection.inputs)}")
-    return " · ".join([*found, *([f"Run: {data.run}"] if data.run is not None else [])])
+        parts.append(f"Input: {', '.join(data.inspection.inputs)}")
+    return " · ".join([*parts, *([f"Run: {data.run}"] if data.run is not None else [])])
 
 
 # ------------------------------------------------------------ costs
@@ -122,12 +122,12 @@ class Card:
 
 def cards(data: ReportData) -> list[Card]:
     """What was given up, and what was gained."""
-    found = [_accuracy(data)] if data.accuracy.keys() & {"before", "exported", "after"} else []
+    every = [_accuracy(data)] if data.accuracy.keys() & {"before", "exported", "after"} else []
     for metric in (*METRICS, LATENCY):  # the last one only if a budget asked for it
         if metric in data.before:
             left = (data.after or {}).get(metric)
-            found.append(_unpruned(data, metric) if left is None else _pruned(data, metric, left))
-    return found
+            every.append(_unpruned(data, metric) if left is None else _pruned(data, metric, left))
+    return every
 
 
 def _pruned(data: ReportData, metric: str, left: int) -> Card:
@@ -183,7 +183,7 @@ def totals(data: ReportData) -> list[tuple[str, list[str]]]:
         "network_params": "All parameters",
         LATENCY: f"{capital(LATENCY)} of the example's batch, in ns, by a model of this machine",
     }
-    found = []
+    rows = []
     for metric in NAMES:
         if metric in data.before:
             full, left = data.before[metric], (data.after or {}).get(metric)
@@ -191,8 +191,8 @@ def totals(data: ReportData) -> list[tuple[str, list[str]]]:
             if left is not None:
                 factor = f"{full / left:.2f}×" if left else "–"
                 cells = [f"{left:,}", f"{percent(left / full if full else 0)} %", factor]
-            found.append((in_full.get(metric, capital(metric)), [f"{full:,}", *(cells if data.after else [])]))
-    return found
+            rows.append((in_full.get(metric, capital(metric)), [f"{full:,}", *(cells if data.after else [])]))
+    return rows
 
 
 # ------------------------------------------------------------ words
@@ -202,10 +202,10 @@ def legend(facts: Facts) -> list[tuple[str, str]]:
     """How things are drawn that are there, and what that means."""
     marks = {mark for fact in facts.nodes.values() for mark in fact.marks}
     pruned = facts.data.layers is not None
-    found = [("alive", "channel that lives"), ("track", "channel that is dead")] if pruned else [("alive", "channel")]
-    found += [(mark, told) for mark, told in MARKS.items() if mark in marks]
+    entries = [("alive", "channel that lives"), ("track", "channel that is dead")] if pruned else [("alive", "channel")]
+    entries += [(mark, told) for mark, told in MARKS.items() if mark in marks]
     gone = any(fact.gone for fact in facts.nodes.values())
-    return [*found, *([("vanished", "gone: nothing of it is left")] if gone else [])]
+    return [*entries, *([("vanished", "gone: nothing of it is left")] if gone else [])]
 
 
 def joins(data: ReportData, seen: Inspection) -> list[tuple[int, str, str]]:
@@ -235,7 +235,7 @@ def constraints(seen: Inspection) -> list[tuple[str, str, Rows]]:
     guards = [(layer.name, layer.guarded) for layer in seen.layers if layer.guarded]
     ungated = [(layer.name, layer.ungated) for layer in seen.layers if layer.ungated and layer.name not in frozen]
     asserted = "What Python read of the example, and the graph asserts since."
-    found: list[tuple[str, str, Rows]] = [
+    parts: list[tuple[str, str, Rows]] = [
         ("Guards", "At least one channel of these must live.", guards),
         ("Freezes", "Ops that keep every channel that reaches them.", freezes),
         ("Leaves", "Submodules that were not looked into; their channels stay.", leaves),
@@ -244,7 +244,7 @@ def constraints(seen: Inspection) -> list[tuple[str, str, Rows]]:
         ("Pooling blocks", "Adds that no identity reaches.", pooling_rows(seen)),
         ("Specialised to the example", asserted, specialisation_rows(seen)),
     ]
-    return [part for part in found if part[2]]
+    return [part for part in parts if part[2]]
 
 
 def settings(data: ReportData) -> Rows:
