@@ -33,7 +33,8 @@ class Behind(Looks):
 
 
 def test_the_first_layer_that_differs_is_named() -> None:
-    with pytest.raises(TraceError, match=r"something else than the model, from 'head' on\n  at:  .*test_agree.py:\d+"):
+    said = r"something else than the model, from 'head' on\n  at:  .*test_agreement.py:\d+"
+    with pytest.raises(TraceError, match=said):
         fxprune.wrap(Looks(), 1 / 2, example_inputs=X)
     with pytest.raises(TraceError, match="behind all of its layers"):
         fxprune.wrap(Behind(), 1 / 2, example_inputs=X)
