@@ -44,21 +44,27 @@ def trained(steps: int = 60, schedule: str = "sigmoid", **options: Any) -> tuple
     return net, method
 
 
+@pytest.fixture(scope="module")
+def usual() -> torch.Tensor:
+    """Gates that were trained without options."""
+    return trained()[0].bank.log_alpha.detach()
+
+
 def test_every_number_has_a_range_that_holds_its_default() -> None:
     assert set(RANGES) == {one.name for one in fields(Steering) if str(one.type).startswith("float")}
     assert Steering() == Steering(rate=None)
 
 
-def test_defaults_are_what_is_there_without_options() -> None:
-    plain, told = trained()[0], trained(**{one.name: one.default for one in fields(Steering)})[0]
-    assert torch.equal(plain.bank.log_alpha, told.bank.log_alpha)
+def test_defaults_are_what_is_there_without_options(usual: torch.Tensor) -> None:
+    told, _ = trained(**{one.name: one.default for one in fields(Steering)})
+    assert torch.equal(usual, told.bank.log_alpha)
 
 
 @pytest.mark.parametrize("options", PARTS, ids=str)
-def test_each_piece_makes_a_difference_and_ends_on_budget(options: dict[str, Any]) -> None:
+def test_each_piece_makes_a_difference_and_ends_on_budget(usual: torch.Tensor, options: dict[str, Any]) -> None:
     net, method = trained(**options)
     assert bool(torch.isfinite(net.bank.log_alpha).all())
-    assert not torch.equal(net.bank.log_alpha, trained()[0].bank.log_alpha)
+    assert not torch.equal(net.bank.log_alpha, usual)
     method.decide()
     assert net.cost().volume <= net.full_cost().volume / 4
 

@@ -96,7 +96,7 @@ def test_changed_after_it_was_made() -> None:
 
 
 def test_functions_that_are_not_torchs() -> None:
-    with pytest.raises(ExportError, match=r"test_modules\.mine"):
+    with pytest.raises(ExportError, match=r"test_saved_modules\.mine"):
         function_name(mine)
     with pytest.raises(ExportError, match="sum"):
         function_name(torch.ops.prims.sum.default)
