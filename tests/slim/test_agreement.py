@@ -41,6 +41,19 @@ def test_the_first_layer_that_differs_is_named() -> None:
     fxprune.wrap(Looks(), 1 / 2, example_inputs=X, verify=False)
 
 
+def test_without_an_example_the_first_forward_pass_is_compared() -> None:
+    for net, agrees in ((Looks(), False), (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), True)):
+        wrapped = fxprune.wrap(net, 1 / 2)
+        if agrees:
+            assert torch.equal(wrapped.train()(X), net.train()(X))
+            assert wrapped.training
+            assert wrapped.get_submodule("1").num_batches_tracked == 1  # the comparison leaves no trace
+        else:
+            with pytest.raises(TraceError, match="something else than the model"):
+                wrapped(X)
+            fxprune.wrap(net, 1 / 2, verify=False)(X)
+
+
 def test_a_leaf_mends_it() -> None:
     net = nn.Sequential(nn.Conv2d(3, 3, 1), Looks())
     wrapped = fxprune.wrap(net, 0.9, example_inputs=X, leaf=["1"]).eval()
