@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 import numpy.typing as npt
 
-from fxprune.channels.facts import Channels, Freeze, Mixer
+from fxprune.channels.facts import Channels, Freeze, Mixer, by_name
 from fxprune.channels.ids import FIXED, ONE, OPEN, Ids, Join, Mix, immortal
 from fxprune.errors import ModelError, OptionError
 
@@ -58,10 +58,7 @@ class Layer:
 
 def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer, ...]:
     """Hang gate variables on the rows of the id table and report what every convolution got."""
-    calls: dict[str, list[Mixer]] = {}
-    for mixer in channels.mixers:
-        if mixer.is_conv:
-            calls.setdefault(mixer.name, []).append(mixer)
+    calls = by_name(mixer for mixer in channels.mixers if mixer.is_conv)
     if not calls:
         raise ModelError(
             "the model has no convolution, so there is nothing to prune",

@@ -176,8 +176,9 @@ def describe(analysis: Analysis, name: str, example: Any) -> Inspection:
 
 def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
     full = analysis.full_cost
-    least = analysis.costs.physical(torch.from_numpy(analysis.smallest).double())
-    most = analysis.costs.physical(torch.ones(analysis.variables, dtype=torch.float64, device="cpu")).numpy()
+    masks = np.stack([analysis.smallest, np.ones(analysis.variables, dtype=bool)], axis=1)
+    least, most = analysis.costs.logic.present(masks).T
+    costs = analysis.costs.counter.by_layer(most)
     guards = {guard.layer: guard.keeps for guard in analysis.guards.layers if guard.read}
     passed = dominators(graph)
     pooling = set(pooling_blocks(graph))
@@ -186,11 +187,7 @@ def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
     for layer in analysis.layers:
         call = layer.calls[0]
         writes = tuple(dict.fromkeys(str(join) for c in layer.calls for join in _joins(graph, c.node.name)))
-        rows = int(np.logical_or.reduce([most[c.ids] > 0 for c in layer.calls]).sum())  # none if nobody reads them
-        volume = sum(rows * c.area for c in layer.calls)
-        weights = rows * call.inputs.shape[1] * call.kernel
-        flops = sum(2 * weights * c.sites for c in layer.calls)
-        dead = float((least[torch.from_numpy(np.ascontiguousarray(call.ids))] == 0).double().mean())
+        volume, flops, params = costs[layer.name]
         found.append(
             LayerInfo(
                 name=layer.name,
@@ -203,8 +200,8 @@ def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
                 volume_share=volume / max(full.volume, 1),
                 flops=flops,
                 flops_share=flops / max(full.flops, 1),
-                params=weights + (rows if call.bias else 0),
-                prunable=1.0 if layer.gated else dead,
+                params=params,
+                prunable=1.0 if layer.gated else float((~least[call.ids]).mean()),
                 writes=writes,
                 streams=tuple(dict.fromkeys(of_stream[join] for join in writes if join in of_stream)),
                 guarded=_why_guarded(layer, guards, passed, pooling & set(writes)),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import fx, nn
 
@@ -80,6 +81,17 @@ class Affine:
     name: str
     ids: Ids
     count: int
+
+
+Part = TypeVar("Part", Mixer, Affine)
+
+
+def by_name(parts: Iterable[Part]) -> dict[str, list[Part]]:
+    """Layer -> its calls."""
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.name, []).append(part)
+    return found
 
 
 class Frozen(Enum):

@@ -66,7 +66,7 @@ class Mix:
 
     @cached_property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return _tensors(self.out, self.inputs, self.gate)
+        return tensors(self.out, self.inputs, self.gate)
 
     @cached_property
     def unique(self) -> bool:
@@ -84,14 +84,14 @@ class Join:
 
     @cached_property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return _tensors(self.out, *self.operands)
+        return tensors(self.out, *self.operands)
 
     @cached_property
     def unique(self) -> tuple[bool, ...]:
         return tuple(bool(np.unique(ids).size == ids.size) for ids in self.operands)
 
 
-def _tensors(*arrays: Ids) -> tuple[torch.Tensor, ...]:
+def tensors(*arrays: Ids) -> tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
 
 

@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from fxprune.commands.failures import unprinted
-from fxprune.commands.options import parse_budget
+from fxprune.commands.options import Subparsers, parse_budget
 from fxprune.cost.model import METRICS
 from fxprune.cost.target import Target
 from fxprune.count import Count, count
@@ -108,9 +108,6 @@ def _distance(expected: list[torch.Tensor], found: list[torch.Tensor]) -> float:
         return float("inf")
     return max((difference(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
 
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SCHEMA = "fxprune.check/1"
 _CALLED = {SLIM: "the run's final net", HARDENED: "the run's hardened net"}

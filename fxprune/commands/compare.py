@@ -8,7 +8,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.progress import track
 from fxprune.commands.compare_config import read_plan
 from fxprune.commands.config import check_options, guarded, loaders, near, network, optimizer, tool
 from fxprune.commands.failures import unprinted
-from fxprune.commands.options import parse_budget
+from fxprune.commands.options import Subparsers, parse_budget
 from fxprune.commands.target import find
 from fxprune.compare import rows as kept
 from fxprune.compare.display import Display
@@ -28,9 +28,6 @@ from fxprune.compare.tables import write_all
 from fxprune.compare.work import Parts, clear, one, row_file, teacher_file, timed_again
 from fxprune.errors import OptionError, RunError
 from fxprune.files import write_atomically
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _EPILOG = """examples:
   fxprune compare examples/compare.toml

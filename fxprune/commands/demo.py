@@ -7,7 +7,7 @@ import io
 import json
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,7 +16,7 @@ from torch import nn
 
 from fxprune.api import prune
 from fxprune.commands.export import write_files
-from fxprune.commands.options import parse_budget
+from fxprune.commands.options import Subparsers, parse_budget
 from fxprune.demo import DigitNet, loaders
 from fxprune.latency.stopwatch import in_turns
 from fxprune.report.page import PAGE
@@ -26,9 +26,6 @@ from fxprune.run.names import SLIM
 from fxprune.save.onnx import installed
 from fxprune.train.loop import Pruned
 from fxprune.train.reproduce import seed_all
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SCHEMA, FOLDER = "fxprune.demo/1", "fxprune-demo"
 EPOCHS, RATE = (20, 20, 5), 3e-3  # a minute or two on two cores

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from fxprune import __version__
 from fxprune.commands.check import Comparison, compare
 from fxprune.commands.failures import unprinted
-from fxprune.commands.options import check_outside, check_writable, writing
+from fxprune.commands.options import Subparsers, check_outside, check_writable, writing
 from fxprune.errors import ExportError, OptionError
 from fxprune.files import write_atomically
 from fxprune.run.folder import Run
@@ -22,9 +22,6 @@ from fxprune.save.folder import duplicate, write
 from fxprune.save.onnx import OnnxNet, installed, require, to_onnx
 from fxprune.slim.fuse import fuse_batch_norms
 from fxprune.trace import graph_module, trace
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SCHEMA = "fxprune.export/1"
 TOLERANCE = 1e-4  # of the largest output, in float32

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 
@@ -15,6 +14,8 @@ from fxprune.analysis.inspection import Inspection
 from fxprune.commands.failures import unprinted
 from fxprune.commands.options import (
     DTYPES,
+    NARROWEST,
+    Subparsers,
     add_model_options,
     check_writable,
     example_of,
@@ -29,14 +30,10 @@ from fxprune.report.facts import of_inspection
 from fxprune.report.page import draw, render
 from fxprune.report.terminal import Notes, as_json, collect, foot, head, layer_table, layer_tree
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 _EPILOG = """examples:
   fxprune inspect torchvision.models:resnet18 --input 1x3x224x224
   fxprune inspect net.py:Net --arg width=32 --input 1x3x32x32 --budget 1/8
   fxprune inspect net.py:Net --input 1x3x32x32 --json > net.json"""
-_NARROWEST = 72  # below this the table would lose its numbers
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -92,7 +89,7 @@ def _write(option: str, path: Path, text: str) -> None:
 
 def _print(seen: Inspection, notes: Notes, budget: float | None, *, tree: bool) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
-    console.width = max(console.width, _NARROWEST)
+    console.width = max(console.width, NARROWEST)
     with console.capture() as captured:
         for part in _parts(seen, notes, budget, tree, console.width):
             console.print(part)

@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,11 @@ from fxprune.files import as_path, reason, told
 from fxprune.run.folder import Run
 from fxprune.run.names import KEPT
 
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+else:
+    Subparsers = Any
+NARROWEST = 72  # below this a table would lose its numbers
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "bool")}
 _DIGITS = 30  # more than any size has, and less than Python refuses to read
 _INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,18 +13,22 @@ from torch import nn
 
 import fxprune
 from fxprune.commands.failures import unprinted
-from fxprune.commands.options import DTYPES, add_model_options, example_of, parse_arguments, parse_inputs
+from fxprune.commands.options import (
+    DTYPES,
+    NARROWEST,
+    Subparsers,
+    add_model_options,
+    example_of,
+    parse_arguments,
+    parse_inputs,
+)
 from fxprune.commands.target import load_model, load_module
 from fxprune.errors import InputError, OptionError, TargetError, first_line
 from fxprune.latency.profile import ROUNDS, profile
 from fxprune.latency.stopwatch import description, device_of
 from fxprune.report.terminal import profile_summary, profile_table
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 SCHEMA = "fxprune.profile/1"
-_NARROWEST = 72  # below this the table would lose its numbers
 _EPILOG = """examples:
   fxprune profile runs/resnet/slim --input 1x3x32x32
   fxprune profile torchvision.models:resnet18 --input 32x3x224x224 --channels-last --top 20"""
@@ -70,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"schema": SCHEMA, "machine": description(device_of(net)), **found.as_dict()}, indent=2))
     else:
         console = Console(markup=False, highlight=False, emoji=False)
-        console.width = max(console.width, _NARROWEST)
+        console.width = max(console.width, NARROWEST)
         console.print(profile_table(found, console.width, options.top))
         console.print(profile_summary(found), soft_wrap=True)
     return 0

@@ -6,21 +6,18 @@ import argparse
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from fxprune.api import prune
 from fxprune.commands.config import guarded, loaders, method, network, optimizer, read_config
 from fxprune.commands.failures import unprinted
-from fxprune.commands.options import parse_budget
+from fxprune.commands.options import Subparsers, parse_budget
 from fxprune.errors import OptionError
 from fxprune.report.text import percent
 from fxprune.train.loop import Pruned
 from fxprune.train.reproduce import seed_all
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _EPILOG = """examples:
   fxprune prune examples/handwriting.toml

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fxprune import __version__
-from fxprune.commands.options import check_outside, check_writable, writing
+from fxprune.commands.options import Subparsers, check_outside, check_writable, writing
 from fxprune.files import write_atomically
 from fxprune.report.facts import of_run
 from fxprune.report.page import PAGE, render
 from fxprune.run.folder import Run
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _EPILOG = """examples:
   fxprune report runs/first

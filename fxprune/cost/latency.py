@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fxprune.channels.ids import Ids
-from fxprune.cost.exact import Segments
+from fxprune.cost.formula import Segments
 
 Floats = npt.NDArray[np.float64]
 

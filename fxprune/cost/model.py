@@ -1,6 +1,6 @@
 """What a network costs: volume, FLOPs and parameters of its convolutions, counted as the paper counts them.
 
-The same formula serves the exact count (every id 0 or 1) and the differentiable expectation (probabilities).
+Exact for masks, and the differentiable expectation for probabilities.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fxprune.channels.facts import Channels, Mixer
+from fxprune.channels.facts import Channels
 from fxprune.channels.ids import FIXED, ONE, IdTable
-from fxprune.cost.exact import Bools, Counter, Logic
+from fxprune.cost.exact import Bools, Logic
+from fxprune.cost.formula import Counter
 from fxprune.cost.latency import Latency
 
 METRICS = ("volume", "flops", "params")  # that are counted
@@ -59,18 +60,6 @@ class CostModel:
         roots = np.unique(np.concatenate([[ONE, FIXED], *channels.outputs, *(f.ids for f in channels.freezes)]))
         self.roots = torch.from_numpy(roots)
         self.logic, self.counter = Logic(channels.table, roots), Counter(channels)
-        layers: dict[str, list[Mixer]] = {}
-        for mixer in channels.mixers:
-            layers.setdefault(mixer.name, []).append(mixer)
-        self.layers = [
-            (calls, [_index(c.ids) for c in calls], [_index(c.inputs) for c in calls]) for calls in layers.values()
-        ]
-        affines: dict[str, list[torch.Tensor]] = {}
-        counts: dict[str, int] = {}
-        for affine in channels.affines:
-            affines.setdefault(affine.name, []).append(_index(affine.ids))
-            counts[affine.name] = affine.count
-        self.affines = [(counts[name], ids) for name, ids in affines.items()]
 
     def physical(self, gates: torch.Tensor) -> torch.Tensor:
         """Per id, how surely the pruned network computes it: alive and needed."""
@@ -92,29 +81,7 @@ class CostModel:
 
     def of_ids(self, present: torch.Tensor) -> Cost:
         """Costs of a network that computes each id with the given probability."""
-        zero = present.new_zeros(())
-        volume, flops, params = (zero + fixed for fixed in self.fixed)
-        other_flops, other_params = zero, zero
-        for calls, ids, inputs in self.layers:
-            rows_of, columns_of = _union([present[i] for i in ids]), _union([present[i] for i in inputs])
-            rows = rows_of.sum()
-            live = 1 - (1 - rows_of).prod(1)  # per group
-            columns = (columns_of.sum(1) * live).amax() if len(live) > 1 else columns_of.sum()
-            weights = rows * columns * calls[0].kernel
-            # A call whose result nobody reads is not made.
-            made = [1 - (1 - present[i]).prod() if len(calls) > 1 else 1 for i in ids]
-            area = sum(call.area * live for call, live in zip(calls, made, strict=True))
-            sites = sum(call.sites * live for call, live in zip(calls, made, strict=True))
-            size = weights + (rows if calls[0].bias else zero)
-            if calls[0].is_conv:
-                volume = volume + rows * area
-                flops = flops + 2 * weights * sites
-                params = params + size
-            else:
-                other_flops = other_flops + 2 * weights * sites
-                other_params = other_params + size
-        for count, ids in self.affines:
-            other_params = other_params + count * _union([present[i] for i in ids]).sum()
+        volume, flops, params, other_flops, other_params = self.counter.expected(present, self.fixed)
         time = None if self.latency is None else self.latency.expected(present)
         return Cost(volume, flops, params, flops + other_flops, params + other_params + self.fixed_params, time)
 
@@ -131,14 +98,3 @@ class CostModel:
         if self.latency is not None:
             counts.append(np.ceil(self.latency.exact(present)).astype(np.int64))
         return Cost(*(counts if many else (int(count[0]) for count in counts)))
-
-
-def _index(ids: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(ids))
-
-
-def _union(parts: list[torch.Tensor]) -> torch.Tensor:
-    """A layer called several times computes what any of its calls needs."""
-    if len(parts) == 1:
-        return parts[0]
-    return 1 - torch.stack([1 - part for part in parts]).prod(0)
