@@ -40,10 +40,12 @@ class Life(RuleBasedStateMachine):
     @initialize(
         name=st.sampled_from(sorted(NETS)), seed=SEEDS, budget=BUDGETS, sized=st.booleans(), training=st.booleans(),
         noise=st.sampled_from(["batch", "sample"]), schedule=st.sampled_from(["sigmoid", "linear"]),
+        density=st.sampled_from([None, 0.3, 0.6]),
     )  # fmt: skip
     def wrap(
-        self, name: str, seed: int, budget: Any, sized: bool, training: bool, noise: str, schedule: str
-    ) -> None:
+        self, name: str, seed: int, budget: Any, sized: bool, training: bool, noise: str, schedule: str,
+        density: float | None,
+    ) -> None:  # fmt: skip
         torch.manual_seed(seed)
         seen[name] += 1
         self.folder = Path(tempfile.mkdtemp())
@@ -55,6 +57,8 @@ class Life(RuleBasedStateMachine):
         self.wrapped = self.fresh()
         self.kept: tuple[nn.Module, Any] | None = None  # an exported net, and what it computes
         self.met: dict[str, float] | None = None  # the budget that the masks were chosen for
+        if density is not None:  # else most lives would end without ever having been hardened
+            self.masks(density, seed, some=False)
 
     def fresh(self) -> Wrapped:
         example = {"example_inputs": images(1)} if self.sized else {}
