@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import fxprune
 from fxprune import torch_private
 from fxprune.errors import FxPruneError, InputError
-from fxprune.trace import torch_private as patches
+from fxprune.trace import patches as patches
 from fxprune.trace import trace
 
 ROOT = Path(fxprune.__file__).parent

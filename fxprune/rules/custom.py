@@ -13,7 +13,7 @@ from fxprune.count import batch_size
 from fxprune.errors import FxPruneError
 from fxprune.rules.registry import Flow, NoChannels, Notes, Op, find_rule, rule
 from fxprune.trace import trace
-from fxprune.trace.torch_private import AutogradFunction
+from fxprune.trace.patches import AutogradFunction
 from fxprune.trace.values import Values
 
 

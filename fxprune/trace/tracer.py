@@ -20,8 +20,8 @@ from fxprune.torch_private import call_with_hooks, find_proxy, forward_hooks, is
 from fxprune.trace import writes
 from fxprune.trace.frames import call_site, error_line, is_user_function, user_line
 from fxprune.trace.normal_form import functional_form, usual_spelling
+from fxprune.trace.patches import Recorded, Untraceable, true_len
 from fxprune.trace.proxy import ShapeProxy, proxies
-from fxprune.trace.torch_private import Recorded, Untraceable, true_len
 from fxprune.trace.values import Values, conv_cost, to_meta
 
 

@@ -10,8 +10,8 @@ from torch import fx
 
 from fxprune.torch_private import memory_of
 from fxprune.trace.normal_form import overlapping
+from fxprune.trace.patches import Untraceable
 from fxprune.trace.proxy import ShapeProxy
-from fxprune.trace.torch_private import Untraceable
 
 if TYPE_CHECKING:
     from fxprune.trace.tracer import Tracer

@@ -21,7 +21,7 @@ from fxprune.errors import ModelError, RuleError
 from fxprune.rules import RULES, Flow, Op, find_rule, rule
 from fxprune.rules.registry import Rule
 from fxprune.trace import example_arguments, trace
-from fxprune.trace.torch_private import AutogradFunction
+from fxprune.trace.patches import AutogradFunction
 from tests.exactness import check_export, random_masks
 from tests.gates import OUTPUT, Gates, check_gates
 from tests.rules.sandwich import check_op, sandwich
