@@ -235,7 +235,7 @@ def foot(seen: Inspection, notes: Notes, *, grains: bool = True) -> Iterator[Ren
     """Everything that a mark, a stream's name or a missing channel makes one ask."""
     yield from _section("Notes", [*([("gate", grain_legend(seen))] if grains else []), *notes.legend])
     yield from _section("Streams", stream_rows(seen))
-    yield from _section("Pooling blocks (adds that no identity reaches)", pooling_rows(seen))
+    yield from _section("Pooling blocks (joins that no identity reaches, with no way around)", pooling_rows(seen))
     yield from _freezes(seen, notes)
     leaves = [(leaf.path, f"{leaf.type}{_at(leaf.source)}: {leaf.reason}") for leaf in seen.leaves]
     yield from _section("Leaves (submodules that could not be traced)", leaves)
@@ -255,7 +255,8 @@ def pooling_rows(seen: Inspection) -> list[tuple[str, str]]:
     rows = []
     for block in seen.pooling_blocks:
         operands = [seen.nodes[a]["label"] for a, b in seen.edges if b == block]
-        rows.append((block, " + ".join(operands) + _at(seen.nodes[block]["source"])))
+        sign = " + " if seen.nodes[block]["kind"] == "add" else ", "
+        rows.append((block, sign.join(operands) + _at(seen.nodes[block]["source"])))
     return rows
 
 
