@@ -7,6 +7,7 @@ under which name, and in which order. ``tests/test_torch_private.py`` tells whic
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ def python_of(scripted: Any) -> Callable[..., Any] | None:
 
 def import_dynamo() -> None:
     """It remembers torch's functions when it is imported: that must not be while some of them are replaced."""
+    import_module("torch._dynamo")  # by a call: an import that is only there for what it does looks unused
 
 
 def is_in(graph: fx.Graph, node: fx.Node) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import subprocess
+import sys
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -16,8 +18,7 @@ from torch.utils.data import DataLoader
 import fxprune
 from fxprune import torch_private
 from fxprune.errors import FxPruneError, InputError
-from fxprune.trace import patches as patches
-from fxprune.trace import trace
+from fxprune.trace import patches, trace
 
 ROOT = Path(fxprune.__file__).parent
 HERE = Path(torch_private.__file__)
@@ -155,3 +156,14 @@ def test_tracing_leaves_nothing_behind_when_it_cannot_begin(monkeypatch: pytest.
     with pytest.raises(FxPruneError, match="cannot be replaced"):
         trace(nn.ReLU(), torch.zeros(1, 3))
     assert changed(before) == []
+
+
+def test_dynamo_is_imported_before_anything_is_replaced() -> None:
+    """In a process of its own: here other tests have imported it already."""
+    code = (
+        "import torch, fxprune; x = torch.zeros(2, 3, 4, 4)\n"
+        "net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1))\n"
+        "net = fxprune.wrap(net, 1 / 2, example_inputs=x, verify=False).train()\n"
+        "torch.compile(net, backend='eager', fullgraph=True)(x)\n"  # draws gates by torch.rand
+    )
+    subprocess.run([sys.executable, "-W", "error:Dynamo does not know", "-c", code], check=True, cwd=ROOT.parent)

@@ -14,7 +14,6 @@ from fxprune.channels.ids import OPEN, IdTable
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
-BESIDE = 0.02  # the distance from there at which a gate is put that is opened or closed at once
 REOPENED = 0.1  # the value of a gate that must be open though its variable shuts it: enough to train
 KEPT_AT = BETA * log((REOPENED - GAMMA) / (ZETA - REOPENED))  # -1.073: where the mean gate has that value
 NOISES = ("batch", "sample")

@@ -31,7 +31,7 @@ from torch import nn
 from fxprune.cost.model import Cost, CostModel
 from fxprune.cost.target import Target
 from fxprune.errors import OptionError, check_choice, check_number, check_switch
-from fxprune.gated.bank import BESIDE, CLOSED_AT, HIGHEST, KEPT_AT, LOWEST, GateBank, probability
+from fxprune.gated.bank import CLOSED_AT, HIGHEST, KEPT_AT, LOWEST, GateBank, probability
 from fxprune.gated.barrier import CEILING, HARDNESS, barrier, fixed_end, sizes, sliding, smallest
 
 STARTS = ("open", "random")
@@ -99,6 +99,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
+BESIDE = 0.02  # the threshold: where a gate is put that is closed or opened at once
 NEAR = 1.0  # a gate this close to closing may be closed at once
 REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
 MEMORY = 0.008  # of progress: of the gates' momentum, which must be shorter than the look ahead
