@@ -53,7 +53,7 @@ bench: $(STAMP)  ## Measure times: analysis, export, training steps, slim nets, 
 bench-digits: $(STAMP)  ## Compare all methods and Torch-Pruning on handwriting (less than ten minutes on two cores)
 	$(BIN)/fxprune compare benchmarks/compare_digits.toml --jobs 2 --out benchmarks/results/compare_digits
 
-demo: $(STAMP)  ## Train and prune a residual net on real handwriting (a minute or two)
+demo: $(STAMP)  ## Cut and prune a residual net on real handwriting (a minute or two)
 	$(BIN)/fxprune demo
 
 docs: $(STAMP)  ## Build the documentation into site/

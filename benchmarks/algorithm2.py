@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 
 Positions = Any  # an array of channel numbers, or None: all of them
 

@@ -24,7 +24,7 @@ from timing import Task, circumstances, extent, interleaved, median, parser_of
 from torchvision_ops import declare_torchvision_ops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fxprune.analysis import analyse
+from fxprune.api import analyse
 from fxprune.trace import trace
 
 NAMES = ("resnet18", "resnet50", "resnet152", "densenet121")

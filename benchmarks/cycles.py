@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from models import resnet8
 
 import fxprune
-from fxprune.compare.measure import machine
+from fxprune.compare.worker import machine
 
 RESULTS = Path(__file__).parent / "results"
 SETTLED = 10  # cycles until caches are filled

@@ -32,7 +32,8 @@ from handwriting import loaders
 from models import resnet8
 
 import fxprune
-from fxprune.analysis import Analysis, analyse
+from fxprune.analysis import Analysis
+from fxprune.api import analyse
 from fxprune.gated.bank import GateBank
 from fxprune.methods import METHODS
 

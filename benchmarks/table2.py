@@ -23,10 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fxprune.analysis import Analysis, analyse
+from fxprune.analysis import Analysis
+from fxprune.api import analyse
 from fxprune.choose.choose import choose
 from fxprune.commands.options import example_of, parse_arguments, parse_inputs
-from fxprune.commands.target import load_model, load_module
+from fxprune.commands.user_code import load_model, load_module
 from fxprune.cost.target import Target
 from fxprune.errors import FxPruneError
 from fxprune.slim.connectivity import regular_blocks

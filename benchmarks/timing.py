@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fxprune.compare import measure
+from fxprune.compare import worker
 from fxprune.latency.process import KEEPS_MEMORY
 
 Task = Callable[["Watch"], Any]
@@ -91,7 +91,7 @@ def keep_memory() -> None:
 
 def machine(packages: tuple[str, ...] = ("torch",)) -> dict[str, Any]:
     return {
-        **measure.machine(),
+        **worker.machine(),
         "system": platform.system(),
         **{package: metadata.version(package) for package in packages},
     }

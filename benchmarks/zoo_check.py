@@ -67,10 +67,7 @@ def _fan_in(module: nn.Module, parameter: torch.Tensor) -> int:
 
 
 class ConvVolume(TorchFunctionMode):
-    """Counts what the convolutions write per sample, in total and while one of ``leaves`` runs.
-
-    A linear layer with more than one position per sample is a convolution.
-    """
+    """Counts what convolutions and linear layers write per sample, in total and while one of ``leaves`` runs."""
 
     def __init__(self, model: nn.Module, batch: int, leaves: Iterable[str] = ()) -> None:
         super().__init__()
@@ -92,7 +89,6 @@ class ConvVolume(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "linear" or re.fullmatch(r"conv(_transpose)?[123]d", name):
             volume = made.numel() // (self.batch if made.numel() % self.batch == 0 else made.shape[0])
-            volume = 0 if name == "linear" and volume == made.shape[-1] else volume
             self.total += volume
             self.inside += volume if self.depth else 0
         return made

@@ -152,27 +152,25 @@ def means() -> str:
 # ------------------------------------------------------------------ configuration files
 
 def prune_keys() -> str:
-    from fxprune.commands.config import KEYS
+    from fxprune.commands.config import PRUNE_KEYS
 
-    return _keys(KEYS)
+    return _keys(PRUNE_KEYS)
 
 
 def compare_keys() -> str:
-    from fxprune.commands.compare_config import _ENTRY, KEYS
+    from fxprune.commands.config import COMPARE_KEYS, ENTRY_KEYS
 
-    return _keys({**{name: keys for name, keys in KEYS.items() if name != "entries"}, 'entries."NAME"': _ENTRY})
+    sections = {name: keys for name, keys in COMPARE_KEYS.items() if name != "entries"}
+    return _keys({**sections, 'entries."NAME"': ENTRY_KEYS})
 
 
 def _keys(sections: dict[str, dict[str, Any]]) -> str:
-    from fxprune.commands.config import WORDS
+    from fxprune.commands.config import in_words
 
     lines = ["| section | keys |", "| --- | --- |"]
     for section, keys in sections.items():
-        told = []
-        for key, kinds in keys.items():
-            each = kinds if isinstance(kinds, tuple) else (kinds,)
-            words = [WORDS[kind].removeprefix("a ") for kind in each if kind is not int or float not in each]
-            told.append(f"`{key}` ({' or '.join(words)})")
+        words = {key: in_words(kinds).removeprefix("a ").replace(" or a ", " or ") for key, kinds in keys.items()}
+        told = [f"`{key}` ({kinds})" for key, kinds in words.items()]
         lines.append(f"| `[{section}]` | {', '.join(told)} |")
     return "\n".join(lines) + "\n"
 

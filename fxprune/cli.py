@@ -1,6 +1,6 @@
 """The ``fxprune`` command: parses, runs a subcommand, and turns every error into a message and an exit code.
 
-Exit codes: 0 done, 1 a check that found something or an error of fxprune itself, 2 an error that the user can mend,
+Exit codes: 0 done, 1 a check that found something or an error of fxprune itself, 2 an error that the user can fix,
 130 interrupted, 143 terminated.
 """
 
@@ -14,29 +14,27 @@ import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import partial
 from typing import NoReturn
 
 from fxprune import __version__
-from fxprune.commands import check, compare, demo, export, inspect, profile, prune, report
-from fxprune.commands.failures import where_of
+from fxprune.commands import check, compare, cut, demo, export, inspect, profile, prune, report
+from fxprune.commands.user_code import where_of
 from fxprune.errors import FxPruneError, named
 from fxprune.files import reason
 
-COMMANDS = (demo, inspect, prune, report, compare, profile, export, check)
+COMMANDS = (demo, inspect, cut, prune, report, compare, profile, export, check)
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells what is wrong as every other error is told."""
+    """Reports usage errors in the form of all other errors."""
 
-    commands: dict[str, Parser]  # of the whole: by name
+    commands: dict[str, Parser]  # name -> the parser of that command; set on the main parser
 
     def error(self, message: str) -> NoReturn:
-        said = FxPruneError(message, fix=f"{self.prog} --help shows how it is written")
-        self.exit(2, f"error: {said}\n")
+        self.exit(2, f"error: {FxPruneError(message, fix=f'{self.prog} --help shows how it is written')}\n")
 
     def unknown(self, command: str, words: Sequence[str]) -> NoReturn:
-        """Words that the command does not take."""
+        """Report words that the command does not take."""
         own = self.commands[command]
         if words[0] in self._option_string_actions:
             own.error(f"{words[0]} goes before the command: fxprune {words[0]} {command}")
@@ -45,17 +43,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="fxprune", description="Structured pruning of PyTorch networks, to a budget.", allow_abbrev=False
-    )
+    described = "Structured pruning of PyTorch networks, to a budget."
+    parser = Parser(prog="fxprune", description=described, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"fxprune {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
-    plain = partial(Parser, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    subparsers = parser.add_subparsers(  # type: ignore[call-overload]  # it asks for a class, and calls it
-        dest="command", metavar="COMMAND", required=True, parser_class=plain
-    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        command.add_parser(subparsers)
+        own = subparsers.add_parser(
+            command.__name__.rpartition(".")[2],
+            help=command.HELP,
+            description=command.DESCRIPTION,
+            epilog=command.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_options(own)
+        own.set_defaults(run=command.run)
     parser.commands = subparsers.choices
     return parser
 
@@ -71,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
         if sys.stdout is not None:
-            sys.stdout.flush()  # a reader that went away is noticed here, not while Python shuts down
+            sys.stdout.flush()  # a closed pipe must raise here, not while Python shuts down
         return code
     except KeyboardInterrupt:
         return 130
@@ -82,14 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.traceback or (isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM):
             raise
         if isinstance(error, OSError):
-            _forget_output()  # what could not be written must not be tried again
+            _forget_output()  # what could not be written would be tried again at exit
         code, said = explained(error)
         print(f"error: {said}", file=sys.stderr)
         return code
 
 
 def explained(error: BaseException) -> tuple[int, FxPruneError]:
-    """The exit code, and the error as a user is told it."""
+    """The exit code, and the error to print."""
     if isinstance(error, FxPruneError):
         return 2, error
     if isinstance(error, OSError):  # files and disks are the user's

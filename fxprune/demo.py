@@ -63,13 +63,13 @@ def digits(size: int = 16, most: int | None = None) -> tuple[Pairs, Pairs]:
     ``most`` takes only so many of them.
     """
     try:
-        found: Any = importlib.import_module("sklearn.datasets").load_digits()
+        loaded: Any = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError as error:
         raise DataError("the digits need scikit-learn, which is missing", fix="pip install scikit-learn") from error
-    x = torch.tensor(found.images[:most], dtype=torch.float32).unsqueeze(1) / 8 - 1
+    x = torch.tensor(loaded.images[:most], dtype=torch.float32).unsqueeze(1) / 8 - 1
     if size != 8:
         x = F.interpolate(x, (size, size), mode="bilinear")
-    y = torch.tensor(found.target[:most])
+    y = torch.tensor(loaded.target[:most])
     held_out = torch.arange(len(y)) % 5 == 0
     return (x[~held_out], y[~held_out]), (x[held_out], y[held_out])
 
@@ -88,9 +88,10 @@ class Digits(Dataset[Pairs]):
         return self.pictures[index].roll((down, right), (1, 2)), self.labels[index]
 
 
-def loaders(
-    batch_size: int = 64, size: int = 16, most: int | None = None
-) -> tuple[DataLoader[Pairs], DataLoader[Pairs]]:
+Loader = DataLoader[Pairs]
+
+
+def loaders(batch_size: int = 64, size: int = 16, most: int | None = None) -> tuple[Loader, Loader]:
     """Batches for training, shifted at random, and for testing."""
     train, test = digits(size, most)
     batches = DataLoader(Digits(*train, shift=2), batch_size, shuffle=True, drop_last=True)

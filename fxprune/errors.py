@@ -19,12 +19,8 @@ class FxPruneError(Exception):
 
     def __init__(self, cause: str, *, where: str | None = None, fix: str | None = None) -> None:
         self.cause, self.where, self.fix = cause, where, fix
-        lines = [cause]
-        if where:
-            lines.append(f"  at:  {where}")
-        if fix:
-            lines.append(f"  fix: {fix}")
-        super().__init__("\n".join(lines))
+        at, line = f"\n  at:  {where}" if where else "", f"\n  fix: {fix}" if fix else ""
+        super().__init__(f"{cause}{at}{line}")
 
 
 class TraceError(FxPruneError):
@@ -68,10 +64,10 @@ class TrainingError(FxPruneError):
 
 
 def said(error: BaseException) -> list[str]:
-    """The lines of an error that are not blank, none of them endless."""
+    """The lines of an error that are not blank, each cut to 500 characters."""
     try:
         return [line.strip()[:500] for line in str(error).splitlines() if line.strip()]
-    except Exception:  # it cannot even say what it is
+    except Exception:  # its __str__ is broken
         return []
 
 
@@ -84,7 +80,7 @@ def first_line(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The second line, too: where weights do not fit, torch tells only there what the matter is."""
+    """The first two lines as one: where weights do not fit, torch says only in the second one why."""
     return " ".join(said(error)[:2])[:200] or type(error).__name__
 
 
@@ -109,7 +105,7 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
 
 
 def check_number(name: str, value: Any, least: float, most: float = inf) -> float:
-    """A finite number of that range, its ends included.
+    """The value as a float, if it is a finite number of that range, its ends included.
 
     >>> check_number("ahead", 0.04, 0, 1), check_number("gain", 125, 0)
     (0.04, 125.0)
@@ -126,19 +122,19 @@ def check_number(name: str, value: Any, least: float, most: float = inf) -> floa
 
 
 def check_switch(name: str, value: Any) -> None:
-    """True or False, and nothing that merely counts as such."""
+    """Refuse all but True and False, also what Python would take for one of them."""
     if not isinstance(value, bool):
         raise OptionError(f"{name}={value!r} is neither True nor False", fix=f"write {name}=True, or leave it out")
 
 
 def several(name: str, given: Any, kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """One or several of a kind, as a tuple.
+    """One value of a kind or several, as a tuple.
 
     >>> several("ignore", "stem.*", str), several("ignore", ["stem", "head"], str)
     (('stem.*',), ('stem', 'head'))
     """
-    found = (given,) if isinstance(given, kinds) else tuple(given) if isinstance(given, Iterable) else (given,)
-    for each in found:
-        if not isinstance(each, kinds):
-            raise OptionError(f"{name}: {each!r} is not the name of a layer", fix=f"write {name}=['stem.*', 'head']")
-    return found
+    values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, kinds) else (given,)
+    for value in values:
+        if not isinstance(value, kinds):
+            raise OptionError(f"{name}: {value!r} is not the name of a layer", fix=f"write {name}=['stem.*', 'head']")
+    return values

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written at once, read without running anything of theirs, checked for what they
+"""Files that are complete or not there: written at once, read without running code in them, checked for what they
 should hold."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxprune.errors import FxPruneError, OptionError, one_line
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """All of ``data`` or nothing."""
+    """Write all of ``data`` or nothing."""
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it is there already and is not a regular file", str(path))
@@ -47,19 +47,19 @@ def replacing(path: Path, *, alone: bool = False) -> Iterator[BinaryIO]:
 
 
 def file_above(path: Path) -> Path | None:
-    """The file in whose place there would have to be a folder, for ``path`` to be made."""
-    found = next(parent for parent in path.absolute().parents if parent.exists())
-    return None if found.is_dir() else found
+    """The file that stands where ``path`` needs a folder above it, or None."""
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    return None if nearest.is_dir() else nearest
 
 
 def flush(file: Path) -> None:
-    """Onto the disk, before a rename makes it count: after a power cut there must not be an empty file of that name."""
+    """Wait until a file is on the disk. Without that, a power cut after its rename may leave an empty file."""
     with file.open("rb+") as opened:
         os.fsync(opened.fileno())
 
 
 def as_path(given: Any, what: str) -> Path:
-    """What the user calls a path.
+    """A path that the user gave; ``what`` is the name of the argument.
 
     >>> as_path(3, "run")
     Traceback (most recent call last):
@@ -73,7 +73,7 @@ def as_path(given: Any, what: str) -> Path:
 
 @contextmanager
 def told(doing: str, path: Path, kind: type[FxPruneError] = FxPruneError) -> Iterator[None]:
-    """What the system has against a path (no permission, a name too long, a disk that is full) is told as ``kind``."""
+    """Raise ``kind`` where the system refuses a path (no permission, a name that is too long, a full disk)."""
     try:
         yield
     except OSError as error:
@@ -97,18 +97,17 @@ _ZIP = b"PK\x03\x04"
 def load_tensors(file: str | os.PathLike[str], *, mapped: bool = False) -> Any:
     """Tensors, numbers and texts; ``mapped`` leaves tensors on the disk until they are looked at.
 
-    What a damaged file raises is anything: torch documents nothing.
+    A damaged file may raise any exception: torch documents none.
     """
     with open(file, "rb") as opened:
         is_zip = opened.read(len(_ZIP)) == _ZIP  # all but those of very old versions of torch
-    why = damage(file) if is_zip else None
-    if why is not None:
+    if is_zip and (why := damage(file)) is not None:
         raise ValueError(why)
     return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def damage(file: str | os.PathLike[str]) -> str | None:
-    """What is wrong with the archive. torch.load does not compare checksums: a flipped bit would go unnoticed."""
+    """What is wrong with the archive. torch.load does not compare checksums: it would not see a flipped bit."""
     try:
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
@@ -117,11 +116,11 @@ def damage(file: str | os.PathLike[str]) -> str | None:
     return None if bad is None else f"the checksum of {bad} is wrong"
 
 
-def of_schema(found: Any, schema: str) -> dict[str, Any]:
-    """What was read, if it is a table that says so of itself; ``ValueError`` otherwise."""
-    if not isinstance(found, dict) or found.get("schema") != schema:
+def of_schema(content: Any, schema: str) -> dict[str, Any]:
+    """The content of a file, if it is a dict whose "schema" is this one; ``ValueError`` otherwise."""
+    if not isinstance(content, dict) or content.get("schema") != schema:
         raise ValueError(f"it is not of the form {schema}")
-    return found
+    return content
 
 
 def read_json(file: Path, schema: str) -> dict[str, Any]:
@@ -144,7 +143,7 @@ class Table:
     of: Kind
 
 
-def misfit(found: Mapping[Any, Any], kinds: Mapping[str, Kind]) -> str | None:
+def misfit(content: Mapping[Any, Any], kinds: Mapping[str, Kind]) -> str | None:
     """The first entry that is missing or of another kind.
 
     >>> misfit({"rows": 3, "cost": {"volume": 2.0}}, {"rows": int, "cost": Table(NUMBER)})
@@ -152,13 +151,13 @@ def misfit(found: Mapping[Any, Any], kinds: Mapping[str, Kind]) -> str | None:
     ('rows is of type str', 'rows is missing', 'rows is of type bool')
     """
     for name, kind in kinds.items():
-        if name not in found:
+        if name not in content:
             return f"{name} is missing"
-        value = found[name]
-        if isinstance(kind, Table):
-            inside = misfit(value, dict.fromkeys(value, kind.of)) if isinstance(value, Mapping) else ""
+        value = content[name]
+        if isinstance(kind, Table) and isinstance(value, Mapping):
+            inside = misfit(value, dict.fromkeys(value, kind.of))
             if inside is not None:
-                return f"{name}.{inside}" if inside else f"{name} is of type {type(value).__name__}"
-        elif not isinstance(value, kind) or isinstance(value, bool):
+                return f"{name}.{inside}"
+        elif isinstance(kind, Table) or not isinstance(value, kind) or isinstance(value, bool):
             return f"{name} is of type {type(value).__name__}"
     return None

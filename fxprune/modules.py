@@ -1,5 +1,5 @@
-"""Copies of modules, several times faster than ``copy.deepcopy``; and graphs of thousands of nodes made without
-looking for garbage all the time."""
+"""Copies of modules, several times faster than ``copy.deepcopy``; their modes; and a pause for Python's garbage
+collector while graphs of thousands of nodes are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import gc
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -18,56 +18,48 @@ _COPYING = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
 
 
 def copy_module(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """``copy.deepcopy``, but without a detour for each of the dozen empty dicts that a module carries.
+    """``copy.deepcopy``, but without its slow treatment of the dozen empty dicts that each module carries.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
-    >>> made = copy_module(net)
-    >>> made[0].weight is net[0].weight, torch.equal(made[0].weight, net[0].weight)
+    >>> copied = copy_module(net)
+    >>> copied[0].weight is net[0].weight, torch.equal(copied[0].weight, net[0].weight)
     (False, True)
     """
     memo = {} if memo is None else memo
+    copied: nn.Module
     if id(module) in memo:
-        known: nn.Module = memo[id(module)]
-        return known
-    kind = type(module)
-    own = any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in _COPYING)
+        copied = memo[id(module)]
+        return copied
     if isinstance(module, torch.jit.ScriptModule):
         with torch.no_grad():  # it would make its copy a function of the original
-            scripted = copy.deepcopy(module, memo)
-        for parameter, source in zip(scripted.parameters(), module.parameters(), strict=True):
+            copied = copy.deepcopy(module, memo)
+        for parameter, source in zip(copied.parameters(), module.parameters(), strict=True):
             parameter.requires_grad_(source.requires_grad)
-        return scripted
-    if own:
+        return copied
+    kind = type(module)
+    if any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in _COPYING):
         return copy.deepcopy(module, memo)
-    made: nn.Module = kind.__new__(kind)
-    memo[id(module)] = made
+    copied = kind.__new__(kind)
+    memo[id(module)] = copied
     for name, held in vars(module).items():
         if name == "_modules":
-            copied: Any = {key: copy_module(child, memo) if child is not None else None for key, child in held.items()}
+            held = {key: copy_module(child, memo) if child is not None else None for key, child in held.items()}
         elif name in ("_parameters", "_buffers"):
-            copied = {key: copy.deepcopy(tensor, memo) for key, tensor in held.items()}
-        elif isinstance(held, _PLAIN):
-            copied = held
+            held = {key: copy.deepcopy(tensor, memo) for key, tensor in held.items()}
         elif isinstance(held, torch.Tensor) and not held.is_leaf:  # computed before a call, as by the old weight_norm
-            copied = memo.setdefault(id(held), held.detach().clone())
+            held = memo.setdefault(id(held), held.detach().clone())
         elif isinstance(held, dict) and not held:
-            copied = type(held)()
-        else:
-            copied = _copied(held, memo)
-        made.__dict__[name] = copied
-    return made
-
-
-def _copied(held: Any, memo: dict[int, Any]) -> Any:
-    """What Python cannot copy (the keys of a dict, a lock, an open file) is no state of the net: it is shared."""
-    try:
-        return copy.deepcopy(held, memo)
-    except TypeError:
-        return held
+            held = type(held)()
+        elif not isinstance(held, _PLAIN):
+            # What Python cannot copy (the keys of a dict, a lock, an open file) is no state of the net: it is shared.
+            with suppress(TypeError):
+                held = copy.deepcopy(held, memo)
+        copied.__dict__[name] = held
+    return copied
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
-    """A copy that shares no state with ``model`` and holds no data: what tracing may scribble on."""
+    """A copy that shares no state with ``model`` and holds no data: tracing may change it."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
@@ -78,7 +70,7 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a while: what a model computes before a call (spectral norm) changes its state in training mode."""
+    """Eval mode for a while: in training mode a call may change the model's state (spectral norm, batch norm)."""
     modes = [(module, module.training) for module in model.modules()]
     for module, _ in modes:
         module.training = False
@@ -89,31 +81,31 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def share_tensors(made: nn.Module, source: nn.Module) -> nn.Module:
-    """Let ``made`` hold the very tensors of ``source``, path by path; modules that both hold have them already."""
+def share_tensors(net: nn.Module, source: nn.Module) -> nn.Module:
+    """Let ``net`` hold the very tensors of ``source``, path by path; modules that both hold have them already."""
     others = dict(source.named_modules(remove_duplicate=False))
-    for path, module in made.named_modules():
+    for path, module in net.named_modules():
         other = others.get(path)
         if other is None or vars(other) is vars(module):
             continue
         for held in (module._parameters, module._buffers, vars(module)):
             for name in held:
-                found = other._parameters.get(name, other._buffers.get(name))
-                if found is not None and isinstance(held[name], torch.Tensor):
-                    held[name] = found
-    return made
+                tensor = other._parameters.get(name, other._buffers.get(name))
+                if tensor is not None and isinstance(held[name], torch.Tensor):
+                    held[name] = tensor
+    return net
 
 
-def copy_modes(source: nn.Module, made: nn.Module) -> None:
-    """Each module trains, or does not, as its namesake does (a batch norm may be frozen), others as the whole net."""
+def copy_modes(source: nn.Module, net: nn.Module) -> None:
+    """Each module gets the mode of the one of the same name (a batch norm may be frozen), others that of the source."""
     modes = {name: module.training for name, module in source.named_modules(remove_duplicate=False)}
-    for name, module in made.named_modules(remove_duplicate=False):
+    for name, module in net.named_modules(remove_duplicate=False):
         module.training = modes.get(name, source.training)
 
 
 @contextmanager
 def collected_later() -> Iterator[None]:
-    """Python's collector visits all that lives whenever enough is new: a fifth of the time of a long wrap."""
+    """Python's collector visits every live object again and again while new ones are made: a fifth of a long wrap."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -37,7 +37,7 @@ def seed() -> None:
 @pytest.fixture(autouse=True)
 def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of their own for all nets that are timed takes seconds each; tests/latency has some in such a one."""
-    monkeypatch.setattr("fxprune.timing.own_process", lambda: nullcontext(in_turns))
+    monkeypatch.setattr("fxprune.latency.budget.own_process", lambda: nullcontext(in_turns))
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import fxprune
 
 ROOT = Path(fxprune.__file__).parent
 ORDER = (
-    "torch_private", "errors", "files", "modules", "count", "channels", "trace", "rules", "cost", "analysis", "choose",
-    "gated", "slim", "latency", ("slimming", "timing", "wrapped"), "save", "run", "methods", "train", "report", "api",
+    "torch_private", "errors", "files", "modules", "count", "trace", "channels", "rules", "cost", "analysis", "choose",
+    "slim", "latency", "gated", "cutting", "save", "run", "methods", "train", "report", "api",
     ("compare", "demo", "integrations"), "commands", "cli", "__main__",
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in ([names] if isinstance(names, str) else names)}
@@ -22,8 +22,6 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 SMALL, FREE = 60, ("rules", "methods", "commands")  # a rule, a method, a command is a file, however short
 ALONE: dict[str, str] = {  # short, with one reader, and a file of its own all the same
     "fxprune.slim.order": "an idea by itself: what makes joins slices",
-    "fxprune.trace.example": "what happens without an example, beside what happens with one",
-    "fxprune.compare.measure": "the same ruler for every entry",
 }  # fmt: skip
 
 

@@ -53,7 +53,7 @@ MISUSE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "input that the model rejects": ((f"{NETS}:Odd", "--input", "1x4x8x8"), ("rejects the example inputs", "--input")),
     "missing input": ((f"{NETS}:Two", *INPUT), ("rejects the example inputs", "'y'")),
     "input of the wrong type": ((f"{NETS}:model", *INPUT, "--dtype", "int64"), ("rejects the example inputs",)),
-    "no convolution": ((f"{NETS}:without_convolution", *INPUT), ("no convolution",)),
+    "no layer": ((f"{NETS}:without_layers", *INPUT), ("no convolution and no linear layer",)),
     "NaN weights": ((f"{NETS}:with_nan", *INPUT), ("0.weight", "NaN")),
     "wrapped already": ((f"{NETS}:wrapped", *INPUT), ("wrapped already",)),
     "budget above 1": ((f"{NETS}:model", *INPUT, "--budget", "2"), ("outside (0, 1]", "--budget 1/8")),
@@ -65,7 +65,7 @@ MISUSE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "budget that is no number": ((f"{NETS}:model", *INPUT, "--budget", "nan"), ("not a number",)),
     "ignore that matches nothing": (
         (f"{NETS}:model", *INPUT, "--ignore", "layer9"),
-        ("layer9", "matches no convolution"),
+        ("layer9", "matches no layer"),
     ),
     "leaf that matches nothing": ((f"{NETS}:model", *INPUT, "--leaf", "layer9"), ("layer9", "matches no submodule")),
     "svg in a directory that is not there": ((f"{NETS}:model", *INPUT, "--svg", "{tmp}/no/net.svg"), ("no directory",)),

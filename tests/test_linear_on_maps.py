@@ -1,4 +1,4 @@
-"""Linear layers on maps and tokens are gated, counted, timed and trained like the 1x1 convolutions that they are."""
+"""Linear layers are gated, counted, timed and trained like the 1x1 convolutions that they are."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import importlib.util
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fxprune
 from fxprune.count import count
-from fxprune.errors import ModelError, OptionError
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 from tests.exactness import check_export
-from tests.models import ZOO
+from tests.models import ZOO, randomise
 
 NETS = ("convnext_stages", "tokens_without_convolution", "mixes_tokens", "windows", "linear_with_batch_norms",
         "linear_called_on_map_and_point", "linear_as_a_function")  # fmt: skip
@@ -25,11 +25,11 @@ def wrapped_net(name: str, budget: float = 1.0, metric: str = "volume") -> tuple
 
 
 def test_who_has_gates() -> None:
-    """Layers on maps do; a classifier behind the pooling and a layer on a map of one position do not."""
+    """All that do not alone write a result."""
     convnext, _ = wrapped_net("convnext_stages")
     assert {"blocks.0.wide", "blocks.0.back", "blocks.3.back"} <= set(convnext.gates)
     assert "head" not in convnext.gates and "blocks.0.dw" not in convnext.gates
-    assert list(wrapped_net("linear_on_a_point")[0].gates) == ["stem.0"]
+    assert list(wrapped_net("linear_on_a_point")[0].gates) == ["stem.0", "a"]
     assert "shared" in wrapped_net("linear_called_on_map_and_point")[0].gates
     assert "linear" in wrapped_net("linear_as_a_function")[0].gates
 
@@ -74,9 +74,11 @@ def test_arithmetic() -> None:
     full = wrapped.full_cost()
     rows = {"stem": (3, 8, 64, 1), "qkv": (8, 24, 64, 1), "proj": (8, 8, 64, 1), "merge": (32, 6, 16, 0)}
     assert full.volume == sum(outputs * area for _, outputs, area, _ in rows.values())
-    assert full.flops == sum(2 * inputs * outputs * area for inputs, outputs, area, _ in rows.values())
-    assert full.params == sum(inputs * outputs + bias * outputs for inputs, outputs, _, bias in rows.values())
-    assert full.network_flops == full.flops + 2 * 6 * 4
+    rows["head"] = (6, 4, 1, 1)
+    products = 2 * 4 * 2 * (2 * 16 * 16 * 4)  # two of them, in four windows, with two heads
+    assert full.flops == sum(2 * inputs * outputs * area for inputs, outputs, area, _ in rows.values()) + products
+    layers = sum(inputs * outputs + bias * outputs for inputs, outputs, _, bias in rows.values())
+    assert full.params == layers + 2 * 8  # of the norm
     for batch in (1, 5):
         found = count(wrapped.unwrap(), (example[0][:1].repeat(batch, 1, 1, 1),), {})
         assert (found.volume, found.flops, found.params) == (full.volume, full.flops, full.params)
@@ -147,18 +149,36 @@ def test_a_leaf_counts_its_linear_layers() -> None:
 
 
 def test_without_an_example() -> None:
-    """A linear layer on a map is one for every input, or the input is refused."""
     model, example, _ = ZOO["convnext_stages"]()
     wrapped = fxprune.wrap(model, 1 / 2)
     torch.testing.assert_close(wrapped(*example), model(*example))
     assert wrapped.full_cost() == fxprune.wrap(model, 1 / 2, example_inputs=example).full_cost()
-    with pytest.raises(OptionError, match="takes another way"):
-        fxprune.wrap(model, 1 / 2)(example[0][..., :4, :4])  # the last map has one position
+    small = example[0][..., :4, :4]  # the last map has one position
+    torch.testing.assert_close(fxprune.wrap(model, 1 / 2)(small), model(small))
 
 
 def test_nothing_but_points() -> None:
-    with pytest.raises(ModelError, match="linear layers on maps"):
-        fxprune.inspect(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(4, 6))
+    """Batch norm, dropout, a concatenation and a residual sum; classes behind a softmax stay."""
+
+    class Points(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout())
+            self.a, self.b, self.head = nn.Linear(8, 7), nn.Linear(15, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x)
+            x = x + self.b(torch.cat([x, F.gelu(self.a(x))], 1))
+            return F.log_softmax(self.head(x), dim=1)
+
+    torch.manual_seed(0)
+    model, x = randomise(Points().double().eval(), torch.Generator().manual_seed(0)), torch.randn(4, 6).double()
+    wrapped = fxprune.wrap(model, 1 / 3, metric="flops", example_inputs=x)
+    assert {name: len(gate) for name, gate in wrapped.gates.items()} == {"stem.0": 8, "a": 7, "b": 8}
+    assert wrapped.full_cost().volume == 8 + 7 + 8
+    assert wrapped.full_cost().flops == 2 * (6 * 8 + 8 * 7 + 15 * 8 + 8 * 3)
+    slim = check_export(wrapped.harden(), [(x,)])
+    assert 0.8 < 3 * slim.report.after["flops"] / slim.report.before["flops"] <= 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="ONNX is not installed")
@@ -172,7 +192,8 @@ def test_onnx_costs_the_same(name: str) -> None:
     given = tuple(tensor.float() for tensor in example)
     net, said = OnnxNet(to_onnx(slim, given, {}), "slim.onnx"), slim.report.after
     found, own = net.count(*given), count(slim, given, {})
-    assert (found.volume, found.flops, found.weights) == (said["volume"], said["flops"], own.weights)
+    assert (own.volume, own.flops, own.params) == (said["volume"], said["flops"], said["params"])
     norms = [module for module in slim.modules() if isinstance(module, nn.BatchNorm2d)]  # folded into convolutions
-    assert found.biases - own.biases == sum(norm.num_features for norm in norms)
+    assert (found.volume, found.flops) == (own.volume, own.flops)
+    assert found.params == own.params - sum(norm.num_features for norm in norms)
     torch.testing.assert_close(net(*given)[0], slim(*given), rtol=1e-4, atol=1e-5)

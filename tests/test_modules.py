@@ -38,14 +38,14 @@ class Tangled(nn.Module):
 @pytest.mark.parametrize("make", [copy_module, copy.deepcopy])
 def test_what_was_shared_is_shared_again(make: Any) -> None:
     net = Tangled()
-    made = make(net)
+    copied = make(net)
     x = torch.randn(2, 4)
-    torch.testing.assert_close(made(x), net(x), rtol=0, atol=0)
-    assert made.again is made.first and made.listed[0] is made.second
-    assert made.second.weight is made.first.weight and not made.first.weight.requires_grad
-    assert list(made.state_dict()) == list(net.state_dict())
+    torch.testing.assert_close(copied(x), net(x), rtol=0, atol=0)
+    assert copied.again is copied.first and copied.listed[0] is copied.second
+    assert copied.second.weight is copied.first.weight and not copied.first.weight.requires_grad
+    assert list(copied.state_dict()) == list(net.state_dict())
     originals = {tensor.data_ptr() for tensor in net.state_dict().values()}
-    assert not originals & {tensor.data_ptr() for tensor in made.state_dict().values()}
+    assert not originals & {tensor.data_ptr() for tensor in copied.state_dict().values()}
 
 
 def test_a_module_that_copies_in_its_own_way_does() -> None:
@@ -59,10 +59,10 @@ def test_a_module_that_copies_in_its_own_way_does() -> None:
 
     net = nn.Sequential(Own(2, 2), Forgetful(2, 2), parametrizations.weight_norm(nn.Linear(2, 2)))
     net[1].cache = 3
-    made = copy_module(net)
-    assert isinstance(made[0], nn.Identity) and made[1].cache is None
+    copied = copy_module(net)
+    assert isinstance(copied[0], nn.Identity) and copied[1].cache is None
     x = torch.randn(3, 2)
-    torch.testing.assert_close(made[2](x), net[2](x))
+    torch.testing.assert_close(copied[2](x), net[2](x))
 
 
 def test_hooks_stay() -> None:
@@ -74,17 +74,17 @@ def test_hooks_stay() -> None:
 
 def test_a_meta_copy_holds_no_data_and_evaluates() -> None:
     net = Tangled().train()
-    made = meta_copy(net)
-    assert all(tensor.is_meta for tensor in made.state_dict().values())
-    assert not made.training and net.training
-    assert made.second.weight is made.first.weight
+    copied = meta_copy(net)
+    assert all(tensor.is_meta for tensor in copied.state_dict().values())
+    assert not copied.training and net.training
+    assert copied.second.weight is copied.first.weight
 
 
 def test_a_tensor_that_was_computed_is_copied_without_its_graph() -> None:
     net = nn.Linear(2, 2)
     net.cache = net.weight * 2  # type: ignore[assignment]
-    made = copy_module(net)
-    assert torch.equal(made.cache, net.cache) and made.cache is not net.cache and made.cache.is_leaf  # type: ignore
+    copied = copy_module(net)
+    assert torch.equal(copied.cache, net.cache) and copied.cache is not net.cache and copied.cache.is_leaf  # type: ignore
 
 
 # -------------------------------------------------------------------- the collector

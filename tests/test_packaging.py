@@ -78,7 +78,7 @@ def test_wheel_says_what_it_is(wheel: Path) -> None:
     (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
     said = archive.read(name).decode()
     assert f"Version: {fxprune.__version__}\n" in said
-    for extra in ("plots", "onnx", "lightning", "demo", "docs", "dev"):
+    for extra in ("plots", "onnx", "lightning", "demo", "pictures", "docs", "dev"):
         assert f"Provides-Extra: {extra}\n" in said
     needed = [line for line in said.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert [line.split()[1].partition(">")[0] for line in needed] == ["torch", "networkx", "numpy", "rich", "jinja2"]

@@ -28,7 +28,7 @@ NOT_TORCHS = {
     "_fields",  # of a named tuple
     "_getframe", "_exit",  # of sys and os
     "_SubParsersAction", "_option_string_actions",  # of argparse
-    "_original", "_in_place", "_restore", "_measure", "_path",  # our own
+    "_analysis", "_gated", "_original", "_place", "_restore", "_see_first_input", "_path",  # our own
 }  # fmt: skip
 
 
@@ -38,13 +38,13 @@ def private(name: str) -> bool:
 
 def names_of_torch() -> set[str]:
     """Names that the one file takes from torch, each behind the module that has it."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(HERE.read_text())):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch."):
-            found |= {f"{node.module}:{alias.name}" for alias in node.names}
+            names |= {f"{node.module}:{alias.name}" for alias in node.names}
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch."):
-            found.add(ast.unparse(node).replace(".", ":", 1))
-    return found
+            names.add(ast.unparse(node).replace(".", ":", 1))
+    return names
 
 
 @pytest.mark.parametrize("name", sorted(names_of_torch()))
@@ -113,8 +113,8 @@ def state() -> dict[str, Any]:
     owners = {"builtins": builtins, "torch": torch, "helpers": torch_private.autograd_helpers}
     owners |= {"meta": torch_private.VariableMeta, "Function": torch.autograd.Function}
     owners |= {"Script": torch.jit.ScriptFunction, "Module": nn.Module, "here": __import__(__name__)}
-    found = {f"{owner}.{name}": value for owner, held in owners.items() for name, value in vars(held).items()}
-    return found | {f"mark {name}": scope for (_, name), scope in torch_private.marked_by_wrap.items()}
+    attributes = {f"{owner}.{name}": value for owner, held in owners.items() for name, value in vars(held).items()}
+    return attributes | {f"mark {name}": scope for (_, name), scope in torch_private.marked_by_wrap.items()}
 
 
 def marked(x: Any) -> Any:

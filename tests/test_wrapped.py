@@ -13,8 +13,8 @@ from torch import nn
 
 import fxprune
 from fxprune.errors import FxPruneError, ModelError, OptionError
-from fxprune.slim.full_width import frozen
-from fxprune.wrapped import Wrapped
+from fxprune.gated.gates_as_constants import frozen
+from fxprune.gated.wrapped import Wrapped
 
 IMAGE = torch.zeros(1, 3, 8, 8)
 
@@ -45,7 +45,7 @@ class Named(nn.Module):
 
 
 TAKEN = ("gates", "target", "bank", "cost", "masks", "options", "hardened", "analysis", "report", "graph", "code",
-         "meta", "_model", "_gates", "_analysis", "_first_forward")  # fmt: skip
+         "meta", "_gated", "_gates", "_analysis", "_first_forward")  # fmt: skip
 
 
 @pytest.mark.parametrize("loose", [False, True])

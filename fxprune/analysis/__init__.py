@@ -15,16 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import fx, nn
 
-from fxprune.analysis.gates import Layer, gate_count, place_gates
-from fxprune.analysis.guards import Guards, find_guards
-from fxprune.analysis.relate import relate
+from fxprune.analysis.gates import Layer, Unit, units_of
+from fxprune.analysis.guards import Guards
 from fxprune.analysis.streams import layer_graph
-from fxprune.channels.facts import Channels, Trace
+from fxprune.channels import Channels
 from fxprune.cost.model import Cost, CostModel
 from fxprune.errors import ModelError, OptionError
 from fxprune.torch_private import COMPILED, QUANTISED, backward_hooks
-from fxprune.trace import trace
-from fxprune.trace.example import trace_without_example
+from fxprune.trace import Trace
 from fxprune.trace.tracer import has_hooks
 
 _EXPORTED = {
@@ -44,9 +42,19 @@ class Analysis:
     guards: Guards
     costs: CostModel
 
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        return units_of(self.layers)
+
+    @cached_property
+    def places(self) -> dict[str, list[int]]:
+        """Gates of places inside of attention heads: which channel of each head a place is, the strongest first. That
+        is decided by the weights as they are at ``wrap``, and stays."""
+        return {unit.name: unit.rows.tolist() for unit in self.units if unit.grain == "width"}
+
     @property
     def variables(self) -> int:
-        return gate_count(self.layers)
+        return sum(unit.variables for unit in self.units)
 
     @cached_property
     def graph(self) -> nx.DiGraph:
@@ -54,7 +62,7 @@ class Analysis:
 
     @cached_property
     def full_cost(self) -> Cost:
-        return self.costs.exact(np.ones(self.variables, dtype=bool))
+        return self.costs.full(self.variables)
 
     @cached_property
     def smallest(self) -> npt.NDArray[np.bool_]:
@@ -62,34 +70,18 @@ class Analysis:
         return self.guards.hold(np.zeros(self.variables, dtype=bool), np.zeros(self.variables))
 
 
-def analyse(
-    model: nn.Module, example: Any, *, ignore: tuple[str, ...] = (), leaf: tuple[str | type, ...] = ()
-) -> Analysis:
-    """Trace ``model`` and find out what can be pruned; without an example everything but the areas is known."""
-    check_model(model)
-    is_leaf = _leaf_test(model, leaf)
-    traced = trace_without_example(model, leaf=is_leaf) if example is None else trace(model, example, leaf=is_leaf)
-    _warn_of_hooks(model, traced)
-    channels = relate(traced)
-    layers = place_gates(channels, ignore)
-    sliced = {mixer.name: mixer for mixer in channels.mixers}
-    counted = sum(mixer.ids.size * (mixer.inputs.shape[1] * mixer.kernel + mixer.bias) for mixer in sliced.values())
-    counted += sum(
-        affine.ids.size * affine.count for affine in {affine.name: affine for affine in channels.affines}.values()
-    )
-    total = sum(parameter.numel() for parameter in model.parameters())
-    costs = CostModel(channels, max(total - counted, 0))
-    return Analysis(channels, layers, find_guards(channels, layers, costs.logic), costs)
+def logits(layers: tuple[Layer, ...]) -> frozenset[str]:
+    """Linear layers that alone write a model output: the volume leaves them out."""
+    return frozenset(layer.name for layer in layers if layer.writes_output and not layer.calls[0].is_conv)
 
 
-def _warn_of_hooks(model: nn.Module, traced: Trace) -> None:
+def warn_of_hooks(model: nn.Module, traced: Trace) -> None:
     """Modules that the graph looks into are not called any more, nor are their hooks."""
     kept = tuple(f"{node.target}." for node in traced.graph.nodes if node.op == "call_module")
     silent = [
         name or "the model"
         for name, module in model.named_modules()
-        if (has_hooks(module) or backward_hooks(module))
-        and not f"{name}.".startswith(kept)
+        if (has_hooks(module) or backward_hooks(module)) and not f"{name}.".startswith(kept)
     ]
     if silent:
         warnings.warn(
@@ -104,7 +96,8 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"expected a torch.nn.Module, got {type(model).__name__}",
-            fix=f"pass an instance: {model.__name__}()" if isinstance(model, type)
+            fix=f"pass an instance: {model.__name__}()"
+            if isinstance(model, type)
             else "pass the model itself, or a function that returns one on the command line",
         )
     if torch.is_inference_mode_enabled():
@@ -183,7 +176,9 @@ def _is_fine(tensor: torch.Tensor, finite: bool) -> bool:
     return bool(torch.isfinite(tensor).all()) if finite else not bool(torch.isnan(tensor).any())
 
 
-def _leaf_test(model: nn.Module, leaf: tuple[str | type, ...]) -> Callable[[str, nn.Module], bool]:
+def leaf_test(model: nn.Module, leaf: tuple[str | type, ...]) -> Callable[[str, nn.Module], bool]:
+    """Which submodules are not looked into."""
+
     def test(path: str, module: nn.Module) -> bool:
         return any(_leaf_matches(pattern, path, module) for pattern in leaf)
 

@@ -1,10 +1,8 @@
-"""Which convolutions get gates, at what grain, and why the others get none.
-
-A linear layer on a map is one of them: see ``Mixer.is_conv``.
-"""
+"""Which layers (convolutions and linear layers) get gates, at what grain, and why the others get none."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -12,7 +10,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 import numpy.typing as npt
 
-from fxprune.channels.facts import Channels, Freeze, Mixer, by_name
+from fxprune.analysis.heads import Attention, variables_of
+from fxprune.channels import Channels, Freeze, Mixer, Role, by_name
 from fxprune.channels.ids import FIXED, ONE, OPEN, Ids, Join, Mix, immortal
 from fxprune.errors import ModelError, OptionError
 
@@ -20,31 +19,72 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Ungated(Enum):
-    """Why a convolution has no gate, as it is told; of those that hold the first counts."""
+    """Why a layer has no gate, as it is told; of those that hold the first counts."""
 
     DEPTHWISE = "depthwise: dies with its input channel"
     IGNORED = "ignored on request"
     FROZEN = "frozen by {0.op}: {0.why}"
     OUTPUT = "writes a model output"
     SCALES = "scales other channels: dies with the channel that it scales"
+    KEYS = "keys: die with the queries that they meet"
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Gate variables of one kind: a layer's channels, its groups, the heads that it computes, the places in them."""
+
+    name: str  # the layer's; with its role in attention behind it: "attn.qkv.heads"
+    calls: tuple[Mixer, ...]
+    start: int  # the first of its variables
+    variables: int
+    grain: str  # what one of them closes: "channel", "group", "group norm", "head" or "width"
+    rows: Ids  # the variable of each channel of the layer, counted from ``start``; OPEN for a channel that has none
+    role: Role | None = None  # what attention makes of these channels
+
+    @property
+    def of_heads(self) -> bool:
+        """Whether it gates heads, or places inside of them: a channel then hangs on more than one unit."""
+        return self.grain in ("head", "width")
+
+    @property
+    def of_scores(self) -> bool:
+        """Whether it gates places where queries meet keys."""
+        return self.role in (Role.QUERIES, Role.KEYS)
+
+    @property
+    def channels(self) -> int:
+        """Of the layer."""
+        return self.rows.size
+
+    @property
+    def part(self) -> slice:
+        """Of all gate variables of the net."""
+        return slice(self.start, self.start + self.variables)
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A convolution (all calls of it) and its gate: ``variables`` gate variables from ``start``, or none and why."""
+    """A layer (all calls of it) and its gates, or why it has none."""
 
     name: str
     calls: tuple[Mixer, ...]
-    start: int
-    variables: int
-    grain: str  # "channel", "group", "group norm" or "" without a gate
-    rows: Ids  # the gate variable of each channel, counted from ``start``; OPEN for a channel that has none
+    units: tuple[Unit, ...] = ()
     ungated: Ungated | None = None
     freezes: tuple[Freeze, ...] = ()  # every op that keeps its channels
+    writes_output: bool = False  # alone
 
     @property
     def gated(self) -> bool:
-        return self.variables > 0
+        return bool(self.units)
+
+    @property
+    def variables(self) -> int:
+        return sum(unit.variables for unit in self.units)
+
+    @property
+    def grain(self) -> str:
+        """What its gates close, in one word; "" without any."""
+        return self.units[0].grain if self.units else ""
 
     @property
     def why(self) -> str | None:
@@ -56,60 +96,125 @@ class Layer:
         return int(self.calls[0].ids.size)
 
 
-def place_gates(channels: Channels, ignore: tuple[str, ...] = ()) -> tuple[Layer, ...]:
-    """Hang gate variables on the rows of the id table and report what every convolution got."""
-    calls = by_name(mixer for mixer in channels.mixers if mixer.is_conv)
+def place_gates(
+    channels: Channels, ignore: tuple[str, ...] = (), places: Mapping[str, Sequence[int]] | None = None
+) -> tuple[Layer, ...]:
+    """Hang gate variables on the rows of the id table and report what every layer got.
+
+    ``places`` are the ``rows`` of units inside of heads, where they were decided before: by weights that have changed.
+    """
+    calls = by_name(channels.mixers)
     if not calls:
         raise ModelError(
-            "the model has no convolution, so there is nothing to prune",
-            fix="fxprune prunes Conv1d/2d/3d, their transposed kin, and linear layers on maps or tokens; check that "
-            "this is the right model",
+            "the model has no convolution and no linear layer, so there is nothing to prune",
+            fix="fxprune prunes Conv1d/2d/3d, their transposed kin, and Linear; check that this is the right model",
         )
-    for pattern in ignore:
-        if not any(fnmatchcase(name, pattern) for name in calls):
-            raise OptionError(
-                f"ignore: {pattern!r} matches no convolution",
-                fix=f"use a name that inspect lists, such as {next(iter(calls))!r}, or a pattern, such as 'layer1.*'",
-            )
     frozen = _frozen(channels)
     written = _written_alone(channels)
     scaling = _only_scale(channels)
-    layers: list[Layer] = []
-    start = 0
+    reasons: dict[str, Ungated | None] = {}
+    freezes: dict[str, tuple[Freeze, ...]] = {}
+    outputs: dict[str, bool] = {}
     for name, mixers in calls.items():
         ids = np.concatenate([mixer.ids.reshape(-1) for mixer in mixers])
         stopped = frozen[ids].any(0)
-        freezes = tuple(freeze for freeze, stops in zip(channels.freezes, stopped, strict=True) if stops)
+        freezes[name] = tuple(freeze for freeze, stops in zip(channels.freezes, stopped, strict=True) if stops)
         holds = {
             Ungated.DEPTHWISE: mixers[0].is_depthwise,
             Ungated.IGNORED: any(fnmatchcase(name, pattern) for pattern in ignore),
-            Ungated.FROZEN: freezes,
+            Ungated.FROZEN: freezes[name],
             Ungated.OUTPUT: written[ids].any(),
             Ungated.SCALES: scaling[ids].all(),
         }
-        ungated = next((why for why in Ungated if holds[why]), None)
-        variable, grain = (np.full(mixers[0].ids.size, OPEN), "") if ungated else _grain(channels, mixers, scaling)
-        count = int(variable.max()) + 1
+        reasons[name] = next((why for why, is_so in holds.items() if is_so), None)
+        outputs[name] = bool(written[ids].any())
+    attention = Attention(channels)
+    gated = np.zeros(channels.table.size, dtype=bool)
+    for name, mixers in calls.items():
         for mixer in mixers:
-            source = channels.table.source(int(mixer.ids.flat[0]))
-            assert source is not None and isinstance(source[0], Mix)
-            source[0].gate = np.where(variable == OPEN, OPEN, variable + start).reshape(mixer.ids.shape)
-        layers.append(Layer(name, tuple(mixers), start, count, grain, variable, ungated, freezes))
-        start += count
+            gated[mixer.ids] = reasons[name] is None
+    layers: list[Layer] = []
+    names = list(calls)
+    start = 0
+    for name, mixers in calls.items():
+        units: list[Unit] = []
+        grains = [] if reasons[name] else _grains(channels, mixers, scaling, attention, gated)
+        for role, grain, rows in grains:
+            own = name if role is None else f"{name}.{'heads' if grain == 'head' else role.value}"
+            names.append(own)
+            if grain == "width" and own in (places or {}):
+                rows = np.array(places[own], dtype=np.int64)  # type: ignore[index]
+            if not any(fnmatchcase(own, pattern) for pattern in ignore):
+                units.append(Unit(own, tuple(mixers), start, int(rows.max()) + 1, grain, rows, role))
+                start += units[-1].variables
+        _hang(channels, mixers, units)
+        why = reasons[name] or (None if units else Ungated.IGNORED if grains else Ungated.KEYS)
+        layers.append(Layer(name, tuple(mixers), tuple(units), why, freezes[name], outputs[name]))
+    for pattern in ignore:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            like = names_like(pattern, names)
+            raise OptionError(
+                f"ignore: {pattern!r} matches no layer",
+                fix=f"use a name that inspect lists, such as {like}, or a pattern, such as 'layer1.*'",
+            )
     return tuple(layers)
 
 
-def _grain(channels: Channels, mixers: list[Mixer], scaling: Bools) -> tuple[Ids, str]:
-    """The gate variable of each row: its own, its group's, its norm group's; none for rows that only scale others."""
+def names_like(name: str, known: Sequence[str]) -> str:
+    """To be told to someone who gave a wrong name: those of the same layer, if there are any.
+
+    >>> names_like("qkv", ["stem", "qkv.heads", "qkv.values"]), names_like("qkv.head", ["stem", "qkv.heads"])
+    ("'qkv.heads' or 'qkv.values'", "'qkv.heads'")
+    """
+    layer = name.rpartition(".")[0]
+    of_layer = [other for other in known if other.startswith(f"{name}.")]
+    beside = [other for other in known if layer and other.startswith(f"{layer}.")]
+    return " or ".join(map(repr, of_layer or beside[:4] or known[:1])) or "None"
+
+
+def _hang(channels: Channels, mixers: list[Mixer], units: list[Unit]) -> None:
+    """Tell the id table which variables each row hangs on."""
+    count = mixers[0].ids.size
+    slots = max(1, int(np.sum([unit.rows != OPEN for unit in units], axis=0).max())) if units else 1
+    gate = np.full((slots, count), OPEN, dtype=np.int64)
+    for unit in units:
+        own = np.flatnonzero(unit.rows != OPEN)
+        taken = (gate[:, own] != OPEN).sum(0)
+        gate[taken, own] = unit.rows[own] + unit.start
+    for mixer in mixers:
+        source = channels.table.source(int(mixer.ids.flat[0]))
+        assert source is not None and isinstance(source[0], Mix)
+        source[0].gate = gate.reshape(slots, *mixer.ids.shape)
+
+
+def _grains(
+    channels: Channels, mixers: list[Mixer], scaling: Bools, attention: Attention, gated: Bools
+) -> list[tuple[Role | None, str, Ids]]:
+    """What a layer's gates close, each with the gate variable of every row: the row, its group or its norm group; of
+    attention, with the role in it, heads and places inside of them. Rows that only scale others have none."""
     groups, rows = mixers[0].ids.shape
     if groups > 1:
-        return np.repeat(np.arange(groups), rows), "group"
+        return [(None, "group", np.repeat(np.arange(groups), rows))]
     ids = mixers[0].ids.reshape(-1)
     for tied in channels.tied:
         if tied.size == ids.size and np.array_equal(tied.reshape(-1), ids):
-            return np.repeat(np.arange(tied.shape[0]), tied.shape[1]), "group norm"
-    gated = ~np.logical_and.reduce([scaling[mixer.ids.reshape(-1)] for mixer in mixers])
-    return np.where(gated, np.cumsum(gated) - 1, OPEN), "channel"
+            return [(None, "group norm", np.repeat(np.arange(tied.shape[0]), tied.shape[1]))]
+    own = ~np.logical_and.reduce([scaling[mixer.ids.reshape(-1)] for mixer in mixers])
+    read = attention.rows_of(mixers, gated) if attention.any else None
+    if read is None:
+        return [(None, "channel", np.where(own, np.cumsum(own) - 1, OPEN))]
+    parts, rest = read
+    grains: list[tuple[Role | None, str, Ids]] = []
+    for part in parts:
+        heads, width = part.counts
+        if part.role is Role.VALUES and heads > 1:
+            grains.append((part.role, "head", variables_of(ids.size, part.rows, part.head)))
+        if width > 1:
+            grains.append((part.role, "width", variables_of(ids.size, part.rows, part.place)))
+    rest = rest[own[rest]]
+    if rest.size:
+        grains.append((None, "channel", variables_of(ids.size, rest, np.arange(rest.size))))
+    return grains
 
 
 def _frozen(channels: Channels) -> Bools:
@@ -136,28 +241,46 @@ def _written_alone(channels: Channels) -> Bools:
     for ids in channels.outputs:
         alone[ids] = True
     for block in reversed(channels.table.blocks):
-        if isinstance(block, Join) and block.kind == "any":
-            prunable = [operand for operand in block.operands if not bool(immortal(operand).all())]
-            if len(prunable) == 1:
-                alone[prunable[0][alone[block.out]]] = True
+        if not isinstance(block, Join) or not alone[block.out].any():
+            continue
+        prunable = [operand for operand in block.operands if not bool(immortal(operand).all())]
+        others = [operand for operand in prunable if not _is_statistic(channels, operand, prunable)]
+        if len(others) == 1 and (block.kind == "any" or len(prunable) == 2):
+            alone[others[0][alone[block.out]]] = True
     alone[[ONE, FIXED]] = False
     return alone
+
+
+def _is_statistic(channels: Channels, ids: Ids, operands: list[Ids]) -> bool:
+    """Is it computed from another one of the operands, and no layer's output: the sum of a softmax, a variance?"""
+    layers = {mixer.node.name for mixer in channels.mixers}
+    read: list[Ids] = []
+    for source in map(channels.table.source, np.unique(ids).tolist()):
+        if source is None or not isinstance(source[0], Mix) or source[0].owner in layers:
+            return False
+        read.append(source[0].inputs)
+    return any(operand is not ids and all(np.isin(part, operand).all() for part in read) for operand in operands)
 
 
 def _only_scale(channels: Channels) -> Bools:
     """Ids that are only ever used to scale others: the logits of squeeze-and-excite, of attention maps, of GLU."""
     uses = np.zeros(channels.table.size, dtype=np.int64)
     scales = np.zeros(channels.table.size, dtype=np.int64)
-    for block in channels.table.blocks:
-        for position, operand in enumerate(block.operands if isinstance(block, Join) else (block.inputs.reshape(-1),)):
-            np.add.at(uses, operand, 1)
-            if isinstance(block, Join) and position in block.scalers:
-                np.add.at(scales, operand, 1)
     for ids in channels.outputs:
         np.add.at(uses, ids, 1)
+    for block in reversed(channels.table.blocks):
+        if isinstance(block, Mix):
+            np.add.at(uses, block.inputs.reshape(-1), 1)
+            continue
+        # What also hangs on something else (the size of another tensor) still scales what it scaled.
+        passed = (uses[block.out] == scales[block.out]) & (uses[block.out] > 0) & (block.kind == "all")
+        for position, operand in enumerate(block.operands):
+            np.add.at(uses, operand, 1)
+            np.add.at(scales, operand, passed | (position in block.scalers))
     only: Bools = (uses > 0) & (uses == scales)
     return only
 
 
-def gate_count(layers: tuple[Layer, ...]) -> int:
-    return sum(layer.variables for layer in layers)
+def units_of(layers: Iterable[Layer]) -> tuple[Unit, ...]:
+    """In the order of their gate variables."""
+    return tuple(unit for layer in layers for unit in layer.units)

@@ -20,9 +20,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fxprune.analysis.gates import Layer, Ungated
-from fxprune.channels.facts import Channels
-from fxprune.channels.ids import FIXED, ONE, OPEN, Ids, IdTable, Mix, immortal
+from fxprune.analysis.gates import Layer, Ungated, units_of
+from fxprune.channels import Channels
+from fxprune.channels.ids import FIXED, ONE, OPEN, Ids, IdTable, Mix, distinct, immortal
 from fxprune.cost.exact import Logic
 
 Bools = npt.NDArray[np.bool_]
@@ -35,6 +35,7 @@ class Guard:
     """A layer that must keep a channel alive."""
 
     layer: str
+    unit: str  # of its gates
     keeps: str  # what would die without it
     choices: tuple[Ids, ...]  # sets of gate variables: of each at least one stays open
     read: bool = True  # False: of what it writes, the model only reads the size; where nobody asks for it, it may go
@@ -44,7 +45,7 @@ class Guard:
 class Guards:
     """All guards of a network: the one place that knows which gates must not all close.
 
-    >>> guards = Guards((Guard("stem", "the output", (np.array([0, 1, 2]),)),))
+    >>> guards = Guards((Guard("stem", "stem", "the output", (np.array([0, 1, 2]),)),))
     >>> guards.hold(np.array([False, False, False, False]), np.array([0.1, 0.3, 0.2, 0.9])).tolist()
     [False, True, False, False]
     >>> guards.hold(np.array([True, False, False, False]), np.zeros(4)).tolist()
@@ -97,6 +98,7 @@ def requirements(channels: Channels, layers: tuple[Layer, ...]) -> list[Requirem
     """Every output, every frozen channel, every layer that alone writes an output."""
     wanted = [Requirement(f"output {n}" if len(channels.outputs) > 1 else "the output", ids)
               for n, ids in enumerate(channels.outputs) if not (ids == ONE).any()]  # fmt: skip
+    wanted += [Requirement(f"what the token at {node.name} sees", ids) for node, ids in channels.seen]
     for freeze in channels.freezes:
         wanted.append(Requirement(f"{freeze.op}, which keeps every channel", freeze.ids, "every"))
     for layer in layers:
@@ -123,17 +125,22 @@ def find_guards(channels: Channels, layers: tuple[Layer, ...], logic: Logic) -> 
     wanted += search.possible(sizes(channels))
     every = search.guarded(wanted, read)
     choices = search.widest(every, wanted)
-    return Guards(tuple(
-        Guard(layer.name, search.keeps[every[layer.name][0]], choices[layer.name], layer.name in read)
-        for layer in layers if layer.name in every
-    ))  # fmt: skip
+    guards: list[Guard] = []
+    for name, unit in search.units.items():
+        layer = unit.calls[0].name
+        if name in every:
+            guards.append(Guard(layer, name, search.keeps[every[name][0]], choices[name], name in read))
+        elif unit.of_scores:  # without any, all positions weigh the same: a head dies by its values
+            whole = np.arange(unit.part.start, unit.part.stop)
+            guards.append(Guard(layer, name, "the scores of its heads", (whole,), read=False))
+    return Guards(tuple(guards))
 
 
 class _Search:
     def __init__(self, channels: Channels, layers: tuple[Layer, ...], logic: Logic) -> None:
         self.channels, self.table, self.logic = channels, channels.table, logic
-        self.layers = {layer.name: layer for layer in layers}
-        self.owner = [layer.name for layer in layers for _ in range(layer.variables)]
+        self.units = {unit.name: unit for unit in units_of(layers)}
+        self.owner = [unit.name for unit in self.units.values() for _ in range(unit.variables)]
         self.costs = _Costs(self.table, np.ones(len(self.owner)))
         self.keeps: dict[int, str] = {}  # gate variable -> what would die without it
 
@@ -163,13 +170,13 @@ class _Search:
         """
         whole = np.zeros(len(self.owner), dtype=bool)
         for name in guarded:
-            whole[self._part(name)] = True
+            whole[self.units[name].part] = True
         suspects: list[str] = []
         for start in range(0, len(names), AT_ONCE):
             part = names[start : start + AT_ONCE]
             without = np.repeat(whole[:, None], len(part), axis=1)
             for column, name in enumerate(part):
-                without[self._part(name), column] = False
+                without[self.units[name].part, column] = False
             life = self.logic.alive(without)
             suspects += [n for c, n in enumerate(part) if all(r.met(life[:, c], life[:, c]) for r in wanted)]
         return suspects
@@ -178,13 +185,9 @@ class _Search:
         """Whether these layers alone, with all of their channels, meet every requirement."""
         prices = np.full(len(self.owner), np.inf)
         for name in names:
-            prices[self._part(name)] = 0.0
+            prices[self.units[name].part] = 0.0
         costs = _Costs(self.table, prices)
         return all(costs.meet(requirement) for requirement in wanted)
-
-    def _part(self, name: str) -> slice:
-        layer = self.layers[name]
-        return slice(layer.start, layer.start + layer.variables)
 
     def widest(self, ways: dict[str, list[int]], wanted: list[Requirement]) -> dict[str, tuple[Ids, ...]]:
         """Per guarded layer the largest sets that are proved to be enough: its whole, channels that are read alike, or
@@ -201,8 +204,8 @@ class _Search:
                 widen(names[len(names) // 2 :], wider)
 
         variables = np.arange(len(self.owner))
-        widen(list(ways), {name: (variables[self._part(name)],) for name in ways})
-        parted = [n for n in ways if sum(choice.size for choice in chosen[n]) < self.layers[n].variables]
+        widen(list(ways), {name: (variables[self.units[name].part],) for name in ways})
+        parted = [n for n in ways if sum(choice.size for choice in chosen[n]) < self.units[n].variables]
         if parted:
             alike = self._read_alike(parted)
             sets = {name: {int(alike[v][0]): alike[v] for v in ways[name]} for name in parted}
@@ -220,13 +223,13 @@ class _Search:
         for ids in self.channels.outputs:
             places[np.unique(ids)] += numbers.integers(1 << 63, dtype=np.uint64)
         alike: dict[int, Ids] = {}
-        for layer in map(self.layers.__getitem__, names):
-            read = np.zeros(layer.variables, dtype=np.uint64)
-            gated = layer.rows.reshape(-1) != OPEN
-            for call in layer.calls:
-                np.add.at(read, layer.rows.reshape(-1)[gated], places[call.ids.reshape(-1)[gated]])
-            for variable in range(layer.variables):
-                alike[layer.start + variable] = layer.start + np.flatnonzero(read == read[variable])
+        for unit in map(self.units.__getitem__, names):
+            read = np.zeros(unit.variables, dtype=np.uint64)
+            gated = unit.rows != OPEN
+            for call in unit.calls:
+                np.add.at(read, unit.rows[gated], places[call.ids.reshape(-1)[gated]])
+            for variable in range(unit.variables):
+                alike[unit.start + variable] = unit.start + np.flatnonzero(read == read[variable])
         return alike
 
 
@@ -241,7 +244,7 @@ class _Costs:
         for block in table.blocks:
             for cost in (self.life, self.signal):
                 if isinstance(block, Mix):
-                    cost[block.out] = padded[block.gate] + cost[block.inputs].min(1, keepdims=True)
+                    cost[block.out] = padded[block.gate].sum(0) + cost[block.inputs].min(1, keepdims=True)
                 elif block.kind == "any":
                     cost[block.out] = np.minimum.reduce([cost[operand] for operand in block.operands])
                 else:
@@ -275,8 +278,8 @@ class _Costs:
             self.done.add((identity, signal))
             block, at = source
             if isinstance(block, Mix):
-                if block.gate.flat[at] != OPEN:
-                    variables.add(int(block.gate.flat[at]))
+                gates = block.gate.reshape(len(block.gate), -1)[:, at]
+                variables.update(gates[gates != OPEN].tolist())
                 stack.append((self._cheapest(block.inputs[at // block.out.shape[1]], signal), signal))
                 continue
             operands = np.array([operand[at] for operand in block.operands])
@@ -303,6 +306,7 @@ class _Proof:
 
     def __init__(self, table: IdTable, wanted: list[Requirement], count: int) -> None:
         self.table, self.wanted, self.count = table, wanted, count
+        self.starts = np.array(table.starts)
 
     def holds(self, choices: Iterable[tuple[Ids, ...]]) -> bool:
         number = np.full(self.count + 1, -1, dtype=np.int64)  # of the choice that a gate variable belongs to
@@ -356,15 +360,19 @@ class _Proof:
         live = fed | self.life[block.inputs].any(1)
         if not fed.all() and (block.gate == OPEN).all():
             self._some_group(block)
-        surely = block.gate == OPEN
-        surely |= (block.gate != OPEN) & (number[block.gate] >= 0) & (np.array([*sizes, 0])[number[block.gate]] == 1)
+        counts = np.array([*sizes, 1, 0])  # of no gate, of no choice
+        which = np.where(block.gate == OPEN, len(sizes), number[block.gate])
+        surely = (counts[which] == 1).all(0)
         self.life[block.out[surely & live[:, None]]] = True
         self.sure[block.out[surely & fed[:, None]]] = True
-        gates, out = block.gate[fed].reshape(-1), block.out[fed].reshape(-1)
-        which = np.where(gates == OPEN, -1, number[gates])
-        for choice in np.unique(which[which >= 0]).tolist():
-            rows, variables = out[which == choice], gates[which == choice]
-            if np.unique(variables).size == sizes[choice] > 1:  # else the open one may be one that nothing feeds
+        slots = len(block.gate)
+        gates, which = (array[:, fed].reshape(slots, -1).T for array in (block.gate, which))
+        out = block.out[fed].reshape(-1)
+        for choice in distinct(which[(counts[which] > 0).all(1)])[0]:
+            combinations = int(counts[choice].prod())
+            of_choice = (which == choice).all(1)
+            rows, variables = out[of_choice], distinct(gates[of_choice])[1]
+            if np.unique(variables).size == combinations > 1:  # else the open one may be one that nothing feeds
                 order = np.argsort(variables, kind="stable")
                 _, starts, each = np.unique(variables[order], return_index=True, return_counts=True)
                 for nth in range(int(each.min())):  # an open gate lets all of its rows live
@@ -394,22 +402,30 @@ class _Proof:
         for position, operand in enumerate(operands):
             for clause in self._whole(operand).tolist():
                 carries = (self.clauses[operand] == clause).any(1)
+                others = [n for n in range(len(operands)) if n != position]
+                missing = [np.flatnonzero(carries & ~life[n]) for n in others]
                 if all(
-                    (known | self._follows(other, operand))[carries].all()
-                    for n, (known, other) in enumerate(zip(life, operands, strict=True)) if n != position
-                ):  # fmt: skip
+                    self._follow(operands[n][at], operand[at]) for n, at in zip(others, missing, strict=True)
+                ):
                     self._new(out[carries])
 
-    def _follows(self, ids: Ids, others: Ids) -> Bools:
-        """Which ``ids`` live whenever the one in ``others`` does: statistics that are computed from it."""
-        follows: Bools = ids == others
-        for at in np.flatnonzero(~follows):
-            source = self.table.source(int(ids[at]))
-            if source is None:
-                continue
-            block, place = source
+    def _follow(self, ids: Ids, others: Ids) -> bool:
+        """Whether all ``ids`` live whenever the one in ``others`` does: statistics that are computed from it."""
+        ids, others = ids[ids != others], others[ids != others]
+        numbers = np.searchsorted(self.starts, ids, side="right") - 1
+        if (numbers < 0).any():
+            return False
+        for number in np.unique(numbers).tolist():
+            block, own = self.table.blocks[number], numbers == number
+            places = ids[own] - self.starts[number]
             if isinstance(block, Mix):
-                follows[at] = block.gate.flat[place] == OPEN and others[at] in block.inputs[place // block.out.shape[1]]
+                group = places // block.out.shape[1]
+                gates = block.gate.reshape(len(block.gate), -1)[:, places]
+                read = np.arange(len(block.inputs))[:, None] * self.table.size + block.inputs
+                follows = (gates == OPEN).all() and np.isin(group * self.table.size + others[own], read).all()
             else:
-                follows[at] = block.kind == "any" and any(operand[place] == others[at] for operand in block.operands)
-        return follows
+                operands = np.stack([operand[places] for operand in block.operands])
+                follows = block.kind == "any" and (operands == others[own]).any(0).all()
+            if not follows:
+                return False
+        return True

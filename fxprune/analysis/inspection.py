@@ -14,18 +14,28 @@ import torch
 from fxprune.analysis import Analysis
 from fxprune.analysis.gates import Layer
 from fxprune.analysis.streams import dominators, pooling_blocks, streams
-from fxprune.channels.facts import Frozen, Leaf, Specialisation
+from fxprune.channels import Frozen
 from fxprune.torch_private import tree_flatten
+from fxprune.trace.tracer import Leaf, Specialisation
+
+
+@dataclass(frozen=True)
+class UnitInfo:
+    """Gates of one kind, under the name that ``wrapped.gates`` and ``set_masks`` know them by."""
+
+    name: str
+    closes: str  # what one of them closes: "channel", "group", "group norm", "head", or "width": a place in every head
+    gates: int
 
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One convolution, all its calls together."""
+    """One layer, all its calls together."""
 
     name: str
     channels: int
     gates: int  # gate variables; 0 without a gate
-    grain: str  # what one gate closes: "channel", "group", "group norm", or "" without a gate
+    grain: str  # what one gate closes, see UnitInfo; of several kinds of gates the first; "" without a gate
     calls: int
     area: int
     volume: int
@@ -39,6 +49,12 @@ class LayerInfo:
     guarded: str | None  # why a channel of it must live
     ungated: str | None  # why it has no gate
     source: str | None
+    units: tuple[UnitInfo, ...] = ()
+
+    @property
+    def heads(self) -> tuple[UnitInfo, ...]:
+        """Of a layer that computes attention: its gates, kind by kind."""
+        return self.units if any(unit.closes in ("head", "width") for unit in self.units) else ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,7 @@ class Inspection:
     Sequential...
     >>> seen = fxprune.inspect(net, torch.zeros(1, 3, 8, 8))
     >>> seen.cost["volume"], [layer.name for layer in seen.layers], seen.prunable
-    (1088, ['0', '2'], 1.0)
+    (1088, ['0', '2', '4'], 1.0)
     """
 
     model: str
@@ -207,6 +223,7 @@ def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
                 guarded=_why_guarded(layer, guards, passed, pooling & set(writes)),
                 ungated=layer.why,
                 source=call.node.meta.get("source"),
+                units=tuple(UnitInfo(unit.name, unit.grain, unit.variables) for unit in layer.units),
             )
         )
     return tuple(found)
@@ -235,17 +252,21 @@ def _why_guarded(layer: Layer, guards: dict[str, str], passed: set[str], pooling
     return f"cheapest way to {guards[layer.name]}"
 
 
+_REGISTER = "register a rule for it with @fxprune.rules.rule, or keep its input apart from what should be pruned"
+_REMEDIES = {
+    Frozen.NO_RULE: _REGISTER,
+    Frozen.NEEDS_ALL: _REGISTER,
+    Frozen.LEAF: "rewrite what its reason names so that it can be traced",
+    Frozen.RECURRENT: "put a linear layer before it: that one's rows stay, and what it reads can be pruned",
+}
+
+
 def _freezes(analysis: Analysis, layers: tuple[LayerInfo, ...]) -> tuple[FreezeInfo, ...]:
     shares = {layer.name: layer.volume_share for layer in layers}
     found = []
     for freeze in analysis.channels.freezes:
         kept = [layer for layer in analysis.layers if freeze in layer.freezes]
         alone = [layer for layer in kept if len(layer.freezes) == 1]
-        remedy = (
-            "rewrite what its reason names so that it can be traced"
-            if freeze.kind is Frozen.LEAF
-            else "register a rule for it with @fxprune.rules.rule, or keep its input apart from what should be pruned"
-        )
         found.append(
             FreezeInfo(
                 node=freeze.node,
@@ -255,7 +276,7 @@ def _freezes(analysis: Analysis, layers: tuple[LayerInfo, ...]) -> tuple[FreezeI
                 layers=tuple(layer.name for layer in kept),
                 volume_share=float(sum(shares[layer.name] for layer in kept)),
                 alone_share=float(sum(shares[layer.name] for layer in alone)),
-                remedy=remedy,
+                remedy=_REMEDIES[freeze.kind],
             )
         )
     return tuple(sorted(found, key=lambda freeze: -freeze.volume_share))

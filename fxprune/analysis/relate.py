@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx
+from torch import fx, nn
 
-from fxprune.channels.facts import Channels, Freeze, Frozen, Mixer, Trace
+from fxprune.analysis.holdings import holdings
+from fxprune.channels import Channels, Freeze, Frozen
 from fxprune.channels.ids import FIXED, ONE, Ids, IdTable, immortal
 from fxprune.count import batch_size
 from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
 from fxprune.rules.elementwise import not_zero
 from fxprune.torch_private import tree_flatten, tree_map
+from fxprune.trace import Trace
+from fxprune.trace.canonical_calls import WRITTEN_AS
 from fxprune.trace.values import Values
 
 
@@ -41,12 +44,12 @@ def relate(trace: Trace) -> Channels:
                 sized[node] |= {n for n in node.all_input_nodes if isinstance(flows.get(n), Flow)}
             if isinstance(flows[node], Flow):
                 flows[node] = _also_sized(node, flows, sized.pop(node), table)
-    return Channels(
+    channels = Channels(
         trace=trace,
         table=table,
         flows=flows,
-        mixers=_layers(notes.mixers),
-        affines=tuple(notes.affines),
+        mixers=tuple(notes.mixers),
+        heads=tuple(notes.heads),
         anchors=notes.anchors,
         masks=tuple(notes.masks),
         freezes=tuple(freezes),
@@ -54,14 +57,14 @@ def relate(trace: Trace) -> Channels:
         filled=frozenset(notes.filled),
         sized=tuple(notes.sized),
         tied=tuple(notes.tied),
+        seen=tuple(notes.seen),
         outputs=tuple(outputs),
     )
+    affines, products, uncut = holdings(channels, notes)
+    return replace(channels, affines=affines, products=products, uncut=uncut)
 
 
-def _layers(calls: list[Mixer]) -> tuple[Mixer, ...]:
-    """A linear layer that one of its calls puts on a map is a convolution in all of them."""
-    convs = {call.name for call in calls if call.is_conv}
-    return tuple(replace(call, is_conv=call.name in convs) for call in calls)
+_KNOWN = dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell), Frozen.RECURRENT)
 
 
 def _relate_node(
@@ -88,7 +91,7 @@ def _relate_node(
         fixed = all(bool((flow.ids == FIXED).all()) for flow in inputs)
         return constant_flow(node.meta["value"], FIXED if fixed else ONE)
     reasons = {leaf.path: leaf.reason for leaf in reversed(trace.leaves)} if node.op == "call_module" else {}
-    kind = Frozen.NO_RULE if rule is None else Frozen.NEEDS_ALL
+    kind = _KNOWN.get(type(module), Frozen.NO_RULE) if rule is None else Frozen.NEEDS_ALL
     kind, reason = (Frozen.LEAF, reasons[node.target]) if node.target in reasons else (kind, "")
     ids = np.unique(np.concatenate([flow.ids.reshape(-1) for flow in inputs]))
     freezes.append(Freeze(node.name, op_name(node, module), node.meta["source"], kind, reason, ids))
@@ -103,7 +106,7 @@ def _also_sized(node: fx.Node, flows: dict[fx.Node, Any], sources: set[fx.Node],
         ids = flows[source].ids
         if bool(immortal(ids).any()) or any(np.array_equal(np.unique(ids), np.unique(held)) for held in own):
             continue
-        token = table.mix(np.unique(ids)[None], rows=1, owner=node.name)
+        token = table.size_of(ids, node.name)
         flow = replace(flow, ids=table.all(flow.ids, token.reshape((1,) * flow.ids.ndim)))
     return flow
 
@@ -113,6 +116,8 @@ def _masked(flow: Any, op: Op) -> Any:
     if not isinstance(flow, Flow) or flow.clean:
         return flow
     ids = not_zero(op, flow.ids)
+    if op.table.is_grid(ids):
+        return replace(flow, ids=ids, clean=True)
     if sum(size > 1 for size in ids.shape) > 1:  # the mask goes along one axis: zeros along the others become numbers
         op.notes.filled.add(op.node)
     return replace(flow, ids=op.table.collapse(ids), clean=True)
@@ -124,7 +129,7 @@ def op_name(node: fx.Node, module: Any = None) -> str:
         return f"{type(module).__name__} ({node.target})"
     if node.op == "call_method":
         return f"Tensor.{node.target}"
-    target = node.target
+    target = next((written for op, written in WRITTEN_AS.items() if op is node.target), node.target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")
 
 

@@ -1,9 +1,10 @@
-"""The layer graph in networkx: convolutions and joins, residual streams, pooling blocks; and which channels are one and
+"""The layer graph in networkx: layers and joins, residual streams, pooling blocks; and which channels are one and
 the same position of a stream."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from fxprune.analysis.gates import Layer
-from fxprune.channels.facts import Channels, Mixer
+from fxprune.analysis.gates import Unit
+from fxprune.channels import Channels, Mixer
 from fxprune.channels.ids import OPEN, ZERO, Ids, IdTable, Join, immortal
 from fxprune.rules.joins import add, multiply
 from fxprune.rules.registry import RULES, Flow
@@ -20,7 +21,7 @@ from fxprune.rules.registry import RULES, Flow
 
 @dataclass(frozen=True)
 class Stream:
-    """Adds that share channels without a convolution between them: a residual stream."""
+    """Adds that share channels without a layer between them: a residual stream."""
 
     name: str
     joins: tuple[str, ...]
@@ -29,7 +30,7 @@ class Stream:
 def layer_graph(channels: Channels) -> nx.DiGraph:
     """Nodes: ``input``, ``conv``, ``linear``, ``add``, ``mul``, ``cat``, ``output`` (attribute ``kind``).
 
-    Edges contract everything in between. A linear layer on a map is a ``conv``.
+    Edges contract everything in between.
     """
     graph = nx.DiGraph()
     mixers = {mixer.node: mixer for mixer in channels.mixers}
@@ -111,18 +112,19 @@ def dominators(graph: nx.DiGraph) -> set[str]:
     return found - set(outputs)
 
 
-def labels_of(table: IdTable, layers: list[Layer]) -> Ids:
+def labels_of(table: IdTable, units: Sequence[Unit]) -> Ids:
     """The same number for all ids that joins and gate variables tie together.
 
     A join that would tie two gate variables of one layer ties nothing: it sums over channels, multiplies the halves of
-    a layer, or spreads a single channel over all.
+    a layer, or spreads a single channel over all. Heads, and places in them, are tied to nothing.
     """
     label = np.arange(table.size)
-    first, owner = _variables(layers)
-    for layer in layers:  # a variable may gate several ids: of a group, of several calls
-        rows = layer.rows.reshape(-1)
-        for call in layer.calls:
-            label = _tied(label, call.ids.reshape(-1)[rows != OPEN], first[rows[rows != OPEN] + layer.start])
+    first, owner = _variables(units)
+    own = np.concatenate([np.full(unit.variables, not unit.of_heads) for unit in units] or [np.zeros(0, dtype=bool)])
+    for unit in units:  # a variable may gate several ids: of a group, of several calls
+        rows = unit.rows
+        for call in () if unit.of_heads else unit.calls:
+            label = _tied(label, call.ids.reshape(-1)[rows != OPEN], first[rows[rows != OPEN] + unit.start])
     for join in table.blocks:
         if not isinstance(join, Join):
             continue
@@ -131,39 +133,40 @@ def labels_of(table: IdTable, layers: list[Layer]) -> Ids:
             one, other = join.out.reshape(-1), operand.reshape(-1)
             plain = ~immortal(other) & (other != ZERO)
             trial = _tied(trial, one[plain], other[plain])
-        if np.unique(owner * table.size + trial[first]).size == first.size:
+        if np.unique((owner * table.size + trial[first])[own]).size == own.sum():
             label = trial
     return label
 
 
-def of_variables(layer: Layer, label: Ids) -> Ids:
-    """The labels of the layer's gate variables."""
-    rows = layer.rows.reshape(-1)
-    found = np.zeros(layer.variables, dtype=np.int64)
-    found[rows[rows != OPEN]] = label[layer.calls[0].ids.reshape(-1)[rows != OPEN]]
-    return found
+def of_variables(unit: Unit, label: Ids) -> Ids:
+    """The labels of the unit's gate variables."""
+    if unit.of_heads:
+        return label.size + unit.start + np.arange(unit.variables)
+    labels = np.zeros(unit.variables, dtype=np.int64)
+    gated = unit.rows != OPEN
+    labels[unit.rows[gated]] = label[unit.calls[0].ids.reshape(-1)[gated]]
+    return labels
 
 
-def connected(layers: list[Layer], label: Ids) -> list[list[Layer]]:
-    """Layers that write at least one label in common, directly or through others."""
-    parts: list[tuple[set[int], list[Layer]]] = []
-    for layer in layers:
-        labels = set(of_variables(layer, label).tolist())
+def connected(units: Sequence[Unit], label: Ids) -> list[list[Unit]]:
+    """Units that write at least one label in common, directly or through others."""
+    parts: list[tuple[set[int], list[Unit]]] = []
+    for unit in units:
+        labels = set(of_variables(unit, label).tolist())
         touching = [part for part in parts if part[0] & labels]
         together = [one for part in touching for one in part[1]]
         parts = [part for part in parts if part not in touching]
-        parts.append((labels.union(*(part[0] for part in touching)), [*together, layer]))
+        parts.append((labels.union(*(part[0] for part in touching)), [*together, unit]))
     return sorted((part[1] for part in parts), key=lambda part: part[0].start)
 
 
-def _variables(layers: list[Layer]) -> tuple[Ids, Ids]:
-    """Per gate variable the first id that it gates, and its layer."""
+def _variables(units: Sequence[Unit]) -> tuple[Ids, Ids]:
+    """Per gate variable the first id that it gates, and its unit."""
     first, owner = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for number, layer in enumerate(layers):
-        rows = layer.rows.reshape(-1)
-        _, place = np.unique(np.where(rows == OPEN, layer.variables, rows), return_index=True)
-        first.append(layer.calls[0].ids.reshape(-1)[place[: layer.variables]])
-        owner.append(np.full(layer.variables, number))
+    for number, unit in enumerate(units):
+        _, place = np.unique(np.where(unit.rows == OPEN, unit.variables, unit.rows), return_index=True)
+        first.append(unit.calls[0].ids.reshape(-1)[place[: unit.variables]])
+        owner.append(np.full(unit.variables, number))
     return np.concatenate(first), np.concatenate(owner)
 
 

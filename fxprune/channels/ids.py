@@ -16,6 +16,7 @@ under independence, differentiable. A hard cost and an expected cost are therefo
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +28,7 @@ Ids = npt.NDArray[np.int64]
 
 ONE, ZERO, FIXED = 0, 1, 2
 OPEN = -1  # the gate of a row that has none
+HEADS = 1 << 16  # ids of a grid of heads x channels, at most
 
 
 def immortal(ids: Ids) -> npt.NDArray[np.bool_]:
@@ -55,14 +57,25 @@ def distinct(rows: Ids) -> tuple[Ids, Ids]:
     return found, which.reshape(-1)
 
 
+def _are_heads(ids: Ids) -> bool:
+    """Whether every head has channels of its own, or shares them with as many others. Of tokens most are alike."""
+    for axis in range(ids.ndim):
+        counts = np.bincount(distinct(np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1))[1])
+        if (counts != counts[0]).any():
+            return False
+    return True
+
+
 @dataclass(eq=False)
 class Mix:
-    """``out[g, r]`` reads every ``inputs[g, :]`` and hangs on gate variable ``gate[g, r]``."""
+    """``out[g, r]`` reads every ``inputs[g, :]`` and hangs on the gate variables ``gate[:, g, r]``: one, or two where
+    a channel dies with its attention head or with its place inside of all heads."""
 
     out: Ids
     inputs: Ids
     gate: Ids
     owner: str
+    of_size: bool = False  # nothing but the size of what it reads is asked for: one channel of that is enough
 
     @cached_property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -103,7 +116,7 @@ class IdTable:
     >>> conv = table.mix(stem, rows=4, owner="conv")
     >>> stream = table.any(stem[0], conv[0])
     >>> stem_block, conv_block = table.blocks[:2]
-    >>> conv_block.gate = np.arange(4).reshape(1, 4)
+    >>> conv_block.gate = np.arange(4).reshape(1, 1, 4)
     >>> table.alive(torch.tensor([1.0, 0.0, 0.0, 1.0]))[conv[0]].tolist()
     [1.0, 0.0, 0.0, 1.0]
     """
@@ -128,8 +141,19 @@ class IdTable:
         if inputs.shape[1] == 0:  # of an empty tensor
             inputs = np.full((groups, 1), ONE, dtype=np.int64)
         out = self._new(groups * rows).reshape(groups, rows)
-        self.blocks.append(Mix(out, inputs, np.full_like(out, OPEN), owner))
+        self.blocks.append(Mix(out, inputs, np.full_like(out[None], OPEN), owner))
         return out
+
+    def size_of(self, ids: Ids, owner: str) -> Ids:
+        """One id that lives as long as any of these does."""
+        read = np.unique(ids)
+        if read.size == 1:
+            return read
+        self.mix(read[None], rows=1, owner=owner)
+        block = self.blocks[-1]
+        assert isinstance(block, Mix)
+        block.of_size = True
+        return block.out.reshape(1)
 
     def any(self, *operands: Ids) -> Ids:
         """Alive where one operand is; operands broadcast."""
@@ -164,8 +188,10 @@ class IdTable:
         return np.where(padding, ZERO, out[which.reshape(-1)].reshape(wide[0].shape))
 
     def _bounded(self, ids: Ids) -> Ids:
-        """Ids that vary along several axes (tokens x channels) are collapsed before they multiply."""
-        return ids if ids.ndim == 0 or ids.size <= 16 * max(ids.shape) else self.collapse(ids)
+        """Ids that vary along several axes (tokens x channels) collapse before they multiply; those of heads do not."""
+        if ids.ndim == 0 or ids.size <= 16 * max(ids.shape) or (ids.size <= HEADS and _are_heads(ids)):
+            return ids
+        return self.collapse(ids)
 
     def collapse(self, ids: Ids) -> Ids:
         """*any* over all axes but the one along which the ids differ most: the channels."""
@@ -184,6 +210,24 @@ class IdTable:
         number = bisect_right(self.starts, identity) - 1
         return (self.blocks[number], identity - self.starts[number]) if number >= 0 else None
 
+    def is_grid(self, ids: Ids) -> bool:
+        """Whether the rows of one layer, or what one op made of them, lie along two axes, none of them twice: heads and
+        their channels. Where one of the axes is that of tokens, channels come again and again."""
+        if sum(size > 1 for size in ids.shape) != 2 or ids.size > HEADS or np.unique(ids).size < ids.size:
+            return False
+        first, last = self.source(int(ids.min())), self.source(int(ids.max()))
+        return first is not None and last is not None and first[0] is last[0]
+
+    def scaled(self, sources: Iterable[Ids]) -> npt.NDArray[np.bool_]:
+        """Per id, whether it is one of the sources, multiplied with something or not."""
+        marked = np.zeros(self.size, dtype=bool)
+        for ids in sources:
+            marked[ids] = True
+        for block in self.blocks:
+            if isinstance(block, Join) and block.kind == "all":
+                marked[block.out] |= np.logical_or.reduce([marked[operand] for operand in block.operands])
+        return marked
+
     def alive(self, gates: torch.Tensor) -> torch.Tensor:
         """Per id, how surely it lives, given the same for each gate variable (0 and 1, or probabilities)."""
         p = gates.new_zeros(self.size)
@@ -192,7 +236,7 @@ class IdTable:
         for block in self.blocks:
             if isinstance(block, Mix):
                 out, inputs, gate = block.tensors
-                p[out] = opened[gate] * (1 - (1 - p[inputs]).prod(1, keepdim=True))
+                p[out] = opened[gate].prod(0) * (1 - (1 - p[inputs]).prod(1, keepdim=True))
             elif block.kind == "any":
                 out, *operands = block.tensors
                 p[out] = 1 - torch.stack([1 - p[ids] for ids in operands]).prod(0)
@@ -203,12 +247,28 @@ class IdTable:
 
     def needed(self, alive: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
         """Per id, how surely someone who leads to ``roots`` reads it."""
-        spare = torch.ones_like(alive)  # 1 - needed: products of these are ors
+        spare = self._spare(alive, roots, None)
+        if any(isinstance(block, Mix) and block.of_size for block in self.blocks):
+            spare = self._spare(alive, roots, spare)
+        return 1 - spare
+
+    def _spare(self, alive: torch.Tensor, roots: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+        """1 - needed: products of these are ors. ``before`` is without what only sizes are read of: of such a tensor
+        the first living channel is needed, unless another one is there anyway."""
+        spare = torch.ones_like(alive)
         spare[roots] = 0.0
         for block in reversed(self.blocks):
             out, *operands = block.tensors
             demand = alive[out] * (1 - spare[out])
-            if isinstance(block, Mix):
+            if isinstance(block, Mix) and block.of_size:
+                if before is None:
+                    continue
+                inputs = operands[0].reshape(-1)
+                living = alive[inputs]
+                first = torch.cat([living.new_ones(1), (1 - living).cumprod(0)[:-1]])
+                none = (1 - living * (1 - before[inputs])).prod()
+                spare[inputs] = spare[inputs] * (1 - demand.reshape(()) * none * first)
+            elif isinstance(block, Mix):
                 if block.out.shape[0] > 1 and block.out.shape[1] > 1:
                     # A grouped convolution computes the same rows in each surviving group.
                     group = 1 - (1 - demand).prod(1, keepdim=True)
@@ -222,7 +282,7 @@ class IdTable:
             else:
                 for ids, unique in zip(operands, block.unique, strict=True):
                     _spend(spare, ids, demand, unique)
-        return 1 - spare
+        return spare
 
 
 def _spend(spare: torch.Tensor, ids: torch.Tensor, demand: torch.Tensor, unique: bool) -> None:

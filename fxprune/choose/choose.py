@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fxprune.analysis import Analysis
-from fxprune.analysis.gates import Layer, Ungated
+from fxprune.analysis.gates import Ungated, Unit, names_like
 from fxprune.choose.widths import trade
 from fxprune.cost.model import LATENCY
 from fxprune.cost.target import Target
@@ -26,17 +26,16 @@ ArrayLike = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
 
 def per_gate(
-    call: str, given: Mapping[str, ArrayLike], layers: Sequence[Layer]
+    call: str, given: Mapping[str, ArrayLike], units: Sequence[Unit]
 ) -> Iterator[tuple[str, slice, npt.NDArray[np.float64]]]:
-    """Layer name, its gate variables and the number given for each of them; ``call`` is who asks."""
+    """Name of a gate, its variables and the number given for each of them; ``call`` is who asks."""
     if not isinstance(given, Mapping):
         raise OptionError(f"{call}: a {type(given).__name__} names no layers", fix="give {layer name: numbers}")
-    gated = {layer.name: layer for layer in layers if layer.gated}
+    gated = {unit.name: unit for unit in units}
     for name, entries in given.items():
         if name not in gated:
-            raise OptionError(
-                f"{call}: {name!r} has no gate", fix=f"use names of .gates, such as {next(iter(gated), None)!r}"
-            )
+            like = names_like(str(name), list(gated))
+            raise OptionError(f"{call}: {name!r} has no gate", fix=f"use names of .gates, such as {like}")
         try:
             flat = torch.as_tensor(entries).detach().double().cpu().reshape(-1).numpy()
         except (TypeError, ValueError, RuntimeError) as error:
@@ -44,13 +43,19 @@ def per_gate(
                 f"{call}: {name!r} is given a {type(entries).__name__} that is no array of numbers",
                 fix="give a tensor, an array or a list with one number per gate variable",
             ) from error
-        start, count = gated[name].start, gated[name].variables
-        if flat.size != count:
+        if flat.size != gated[name].variables:
             raise OptionError(
-                f"{call}: {name!r} is given {flat.size} numbers, its gate has {count} variables",
-                fix="give one per gate variable: len(wrapped.gates[name])",
+                f"{call}: {name!r} is given {flat.size} numbers, its gate has {gated[name].variables} variables",
+                fix="give one per gate variable: len(wrapped.gates[name])"
+                + _counts([unit for unit in units if unit.calls[0].name == gated[name].calls[0].name]),
             )
-        yield name, slice(start, start + count), flat
+        yield name, gated[name].part, flat
+
+
+def _counts(of_layer: Sequence[Unit]) -> str:
+    """How many variables the gates of a layer have, where it has gates of several kinds."""
+    counts = (f"{unit.variables} of {unit.name!r}" for unit in of_layer)
+    return f" ({', '.join(counts)})" if any(unit.of_heads for unit in of_layer) else ""
 
 
 ENOUGH = 0.999  # of the budget
@@ -58,7 +63,7 @@ AT_ONCE = 32  # masks whose costs are counted together
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-Unit = npt.NDArray[np.int64]  # gate variables of one layer that open together
+Group = npt.NDArray[np.int64]  # gate variables of one layer that open together
 
 
 def choose(
@@ -79,10 +84,10 @@ def choose(
     _check_scores(analysis, scores)
     search = _Search(analysis, target, scores, _steps(analysis, multiple_of), _minima(analysis, minimum))
     allowed = np.ones(scores.size, dtype=bool) if opened is None or fill else opened
-    found = search.fill(search.best_prefix(allowed), allowed)
-    if not fill or multiple_of > 1 or found.all() or LATENCY not in dict(target.limits):
-        return found
-    return trade(analysis, found, scores, allowed, target, search.suits)
+    chosen = search.fill(search.best_prefix(allowed), allowed)
+    if not fill or multiple_of > 1 or chosen.all() or LATENCY not in dict(target.limits):
+        return chosen
+    return trade(analysis, chosen, scores, allowed, target, search.suits)
 
 
 def check_reachable(analysis: Analysis, target: Target) -> None:
@@ -95,10 +100,9 @@ class _Search:
         self, analysis: Analysis, target: Target, scores: Floats, steps: dict[str, int], minima: dict[str, int]
     ) -> None:
         self.analysis, self.target, self.scores = analysis, target, scores
-        self.layers = [layer for layer in analysis.layers if layer.gated]
         self.steps, self.minima = steps, minima
         # Equal scores: no layer before another, so that a network without scores is cut evenly.
-        place = np.concatenate([np.arange(layer.variables) / layer.variables for layer in self.layers] or [scores])
+        place = np.concatenate([np.arange(unit.variables) / unit.variables for unit in analysis.units] or [scores])
         self.order = np.lexsort((place, -scores))
 
     def used(self, opened: Bools) -> Any:
@@ -116,7 +120,7 @@ class _Search:
             middle = (low + high + 1) // 2
             trial = np.zeros(self.scores.size, dtype=bool)
             trial[order[:middle]] = True
-            trial = self.finish(trial, self._by_score)
+            trial = self.finish(trial, self.scores)
             if self.used(trial) <= 1:
                 low, best = middle, trial
             else:
@@ -127,8 +131,8 @@ class _Search:
         """A smallest network that is on budget: of the best scores if possible, else of whatever channels."""
         nothing = np.zeros(self.scores.size, dtype=bool)
         tried = []
-        for keep in (self._by_score, self._by_count):
-            tried.append(self.finish(nothing, keep))
+        for scores in (self.scores, np.zeros_like(self.scores)):
+            tried.append(self.finish(nothing, scores))
             if self.used(tried[-1]) <= 1:
                 return tried[-1]
         given = {
@@ -142,31 +146,23 @@ class _Search:
             fix += "; or free what inspect lists as frozen"
         raise OptionError(self._unreachable(tried), fix=fix)
 
-    def finish(self, opened: Bools, keep: Callable[[Bools], Bools]) -> Bools:
+    def finish(self, opened: Bools, scores: Floats) -> Bools:
         """Round widths down, keep minimum widths, keep the network alive; what that opened is rounded up."""
-        opened = self._resized(opened, floor)
-        return self._resized(keep(opened), ceil)
+        return self._resized(self.analysis.guards.hold(self._resized(opened, floor), scores), ceil)
 
     def _resized(self, opened: Bools, whole: Callable[[float], int]) -> Bools:
         opened = opened.copy()
-        for layer in self.layers:
-            step, least = self.steps.get(layer.name, 1), self.minima.get(layer.name, 0)
+        for unit in self.analysis.units:
+            step, least = self.steps.get(unit.name, 1), self.minima.get(unit.name, 0)
             if step == 1 and not least:
                 continue
-            part = slice(layer.start, layer.start + layer.variables)
-            count = int(opened[part].sum())
-            if count < layer.variables:
+            count = int(opened[unit.part].sum())
+            if count < unit.variables:
                 count = max(whole(count / step) * step, ceil(least / step) * step)
-            best = np.lexsort((-self.scores[part], ~opened[part]))  # open ones first
-            opened[part] = False
-            opened[layer.start + best[:count]] = True
+            best = np.lexsort((-self.scores[unit.part], ~opened[unit.part]))  # open ones first
+            opened[unit.part] = False
+            opened[unit.start + best[:count]] = True
         return opened
-
-    def _by_score(self, opened: Bools) -> Bools:
-        return self.analysis.guards.hold(opened, self.scores)
-
-    def _by_count(self, opened: Bools) -> Bools:
-        return self.analysis.guards.hold(opened, np.zeros_like(self.scores))
 
     def _unreachable(self, tried: list[Bools]) -> str:
         costs, full = [self.analysis.costs.exact(opened) for opened in tried], self.analysis.full_cost
@@ -181,24 +177,24 @@ class _Search:
 
     def suits(self, opened: Bools) -> bool:
         """Whether guarded layers keep a channel, and minimum widths are kept."""
-        wide = all(opened[n.start :][: n.variables].sum() >= self.minima.get(n.name, 0) for n in self.layers)
+        wide = all(opened[unit.part].sum() >= self.minima.get(unit.name, 0) for unit in self.analysis.units)
         return wide and self.analysis.guards.held(opened)
 
     # ------------------------------------------------------------ filling
 
     def fill(self, opened: Bools, allowed: Bools) -> Bools:
         """Spend what is left: open the best closed gates that fit, until nobody does."""
-        opened = self._spent(opened, self._units(opened, allowed))
+        opened = self._spent(opened, self._groups(opened, allowed))
         return self._spent(opened, self._remainders(opened, allowed))
 
-    def _spent(self, opened: Bools, units: list[Unit]) -> Bools:
-        """With the units that fit, one after the other."""
-        used = self.used(opened) if units else 1.0
-        for start in range(0, len(units), AT_ONCE):
-            rest = units[start : start + AT_ONCE]
+    def _spent(self, opened: Bools, groups: list[Group]) -> Bools:
+        """With the groups that fit, one after the other."""
+        used = self.used(opened) if groups else 1.0
+        for start in range(0, len(groups), AT_ONCE):
+            rest = groups[start : start + AT_ONCE]
             while rest and used < ENOUGH:
                 alone = self.used(_trials(opened, rest))
-                rest = [unit for unit, share in zip(rest, alone, strict=True) if share <= 1]
+                rest = [group for group, share in zip(rest, alone, strict=True) if share <= 1]
                 if rest:
                     together = np.logical_or.accumulate(_trials(opened, rest), axis=1)
                     shares = self.used(together)
@@ -208,30 +204,30 @@ class _Search:
                     rest = rest[count + 1 :]  # the next one does not fit
         return opened
 
-    def _units(self, opened: Bools, allowed: Bools) -> list[Unit]:
+    def _groups(self, opened: Bools, allowed: Bools) -> list[Group]:
         """Closed gates, best first: one by one, or as many as keep a layer's width a multiple."""
         closed = self.order[(allowed & ~opened)[self.order]]
         if not self.steps:
             return list(closed[:, None])
-        units: list[Unit] = []
-        for layer in self.layers:
-            own = closed[(closed >= layer.start) & (closed < layer.start + layer.variables)]
-            step = self.steps.get(layer.name, 1)
-            units += [own[at : at + step] for at in range(0, own.size - step + 1, step)]
+        groups: list[Group] = []
+        for unit in self.analysis.units:
+            own = closed[(closed >= unit.part.start) & (closed < unit.part.stop)]
+            step = self.steps.get(unit.name, 1)
+            groups += [own[at : at + step] for at in range(0, own.size - step + 1, step)]
         rank = np.argsort(self.order)
-        return sorted(units, key=lambda unit: int(rank[unit[0]]))
+        return sorted(groups, key=lambda group: int(rank[group[0]]))
 
-    def _remainders(self, opened: Bools, allowed: Bools) -> list[Unit]:
+    def _remainders(self, opened: Bools, allowed: Bools) -> list[Group]:
         """The last gates of layers whose width is no multiple: they complete the layer, or stay closed."""
-        closed = [(n.name, n.start + np.flatnonzero(~opened[n.start :][: n.variables])) for n in self.layers]
+        closed = [(unit.name, unit.start + np.flatnonzero(~opened[unit.part])) for unit in self.analysis.units]
         return [own for name, own in closed if 0 < own.size < self.steps.get(name, 1) and allowed[own].all()]
 
 
-def _trials(opened: Bools, units: list[Unit]) -> Bools:
-    """One column per unit: the network with it."""
-    trials = np.repeat(opened[:, None], len(units), axis=1)
-    for column, unit in enumerate(units):
-        trials[unit, column] = True
+def _trials(opened: Bools, groups: list[Group]) -> Bools:
+    """One column per group: the network with it."""
+    trials = np.repeat(opened[:, None], len(groups), axis=1)
+    for column, group in enumerate(groups):
+        trials[group, column] = True
     return trials
 
 
@@ -241,7 +237,7 @@ def _trials(opened: Bools, units: list[Unit]) -> Bools:
 def _check_scores(analysis: Analysis, scores: Floats) -> None:
     if not np.isfinite(scores).all():
         wrong = int(np.flatnonzero(~np.isfinite(scores))[0])
-        name = next(layer.name for layer in analysis.layers if wrong < layer.start + layer.variables)
+        name = next(unit.name for unit in analysis.units if wrong < unit.part.stop)
         raise OptionError(
             f"harden: the scores of {name!r} hold NaN or infinite values",
             fix="give finite scores; without scores, look for NaN in the gates' log_alpha: training has diverged",
@@ -252,7 +248,7 @@ def _steps(analysis: Analysis, multiple_of: int) -> dict[str, int]:
     """How many gate variables make a multiple of so many channels, for each layer where that is more than one."""
     if isinstance(multiple_of, bool) or not isinstance(multiple_of, int) or multiple_of < 1:
         raise OptionError(f"multiple_of={multiple_of!r} is no width", fix="write a whole number, such as multiple_of=8")
-    steps = {layer.name: multiple_of // gcd(multiple_of, _grain(layer)) for layer in analysis.layers if layer.gated}
+    steps = {unit.name: multiple_of // gcd(multiple_of, _grain(unit)) for unit in analysis.units}
     return {name: step for name, step in steps.items() if step > 1}
 
 
@@ -260,20 +256,24 @@ def _minima(analysis: Analysis, minimum: Mapping[str, int]) -> dict[str, int]:
     """Per layer how many of its gate variables stay open."""
     if not isinstance(minimum, Mapping):
         raise OptionError(f"minimum={minimum!r} names no layers", fix=f"write minimum={{'*': {minimum!r}}}")
-    found: dict[str, int] = {}
+    minima: dict[str, int] = {}
     for pattern, width in minimum.items():
-        layers = [layer for layer in analysis.layers if layer.gated and fnmatchcase(layer.name, str(pattern))]
-        if not layers:
-            raise OptionError(f"minimum={pattern!r} matches no gated layer", fix="use a name of wrapped.gates")
+        units = [unit for unit in analysis.units if fnmatchcase(unit.name, str(pattern))]
+        if not units:
+            like = names_like(str(pattern), [unit.name for unit in analysis.units])
+            raise OptionError(
+                f"minimum={pattern!r} matches no gated layer", fix=f"use a name of wrapped.gates, such as {like}"
+            )
         if isinstance(width, bool) or not isinstance(width, int) or width < 0:
             raise OptionError(f"minimum: {width!r} is no number of channels", fix=f"write {{{pattern!r}: 8}}")
-        found.update({layer.name: min(-(-width // _grain(layer)), layer.variables) for layer in layers})
-    return found
+        minima.update({unit.name: min(-(-width // max(_grain(unit), 1)), unit.variables) for unit in units})
+    return minima
 
 
-def _grain(layer: Layer) -> int:
-    """Channels per gate variable: the width of a group where groups live as a whole."""
-    return int((layer.rows == 0).sum())
+def _grain(unit: Unit) -> int:
+    """Channels per gate variable: the width of a group where groups live as a whole. The width of heads is that of
+    each, and of heads there may be any number."""
+    return {"width": 1, "head": 0}.get(unit.grain, int((unit.rows == 0).sum()))
 
 
 def _at_least(cost: int, full: int) -> str:

@@ -61,19 +61,19 @@ def trade(
     best, most, low, high = opened, 0.0, CHEAP, DEAR
     for _ in range(TRIES):
         price = sqrt(low * high)
-        found = search.climbed(opened, price, most=inf)
-        share, worth = (float(each[0]) for each in search.measured(found[:, None]))
+        reached = search.climbed(opened, price, most=inf)
+        share, worth = (float(each[0]) for each in search.measured(reached[:, None]))
         if share > 1:
             low = price
             continue
         high = price
         if worth > most:
-            best, most = found, worth
-    found = best
+            best, most = reached, worth
+    reached = best
     while high > CHEAP:  # the next stair is too high: what is left is spent where it is worth less and less
         high /= 2
-        found = search.climbed(found, high, most=1.0)
-    return found if search.measured(found[:, None])[1][0] > most else best
+        reached = search.climbed(reached, high, most=1.0)
+    return reached if search.measured(reached[:, None])[1][0] > most else best
 
 
 class _Search:
@@ -92,13 +92,12 @@ class _Search:
         self.limit = dict(target.limits)[LATENCY] * self.full.latency
         self.scores, self.allowed, self.fits = scores, allowed, fits
         self.worth = self.latency.worth(self.latency.widths(self.costs.logic.present(around[:, None]))[:, 0])
-        layers = [layer for layer in analysis.layers if layer.gated]
-        label = labels_of(analysis.channels.table, layers)
-        labels = np.concatenate([of_variables(layer, label) for layer in layers])
+        label = labels_of(analysis.channels.table, analysis.units)
+        labels = np.concatenate([of_variables(unit, label) for unit in analysis.units])
         self.stream = np.unique(labels, return_inverse=True)[1]  # per variable, its position among all streams
         self.groups = []
-        for part in connected(layers, label):
-            own = [np.arange(layer.start, layer.start + layer.variables) for layer in part]
+        for part in connected(analysis.units, label):
+            own = [np.arange(unit.part.start, unit.part.stop) for unit in part]
             if len(part) > 1:
                 together = np.concatenate(own)
                 positions = np.unique(self.stream[together], return_inverse=True)[1]
@@ -158,9 +157,9 @@ class _Search:
 
     def _alive(self, opened: Bools) -> Bools:
         """Positions of streams that somebody writes."""
-        found = np.zeros(int(self.stream.max()) + 1, dtype=bool)
-        found[self.stream[opened]] = True
-        return found
+        alive = np.zeros(int(self.stream.max()) + 1, dtype=bool)
+        alive[self.stream[opened]] = True
+        return alive
 
 
 def _widths(width: int, most: int) -> Iterator[int]:
@@ -170,8 +169,8 @@ def _widths(width: int, most: int) -> Iterator[int]:
     [2, 4, 8, 9, 11, 12, 16, 20, 24, 32]
     """
     place = int(np.searchsorted(WIDTHS, width))
-    found = {*WIDTHS[max(place - 3, 0) : place], width - 1, width + 1, *WIDTHS[place:][:4], min(2 * width, most)}
-    yield from sorted(int(each) for each in found if 0 <= each <= most and each != width)
+    others = {*WIDTHS[max(place - 3, 0) : place], width - 1, width + 1, *WIDTHS[place:][:4], min(2 * width, most)}
+    yield from sorted(int(each) for each in others if 0 <= each <= most and each != width)
 
 
 def _put(opened: Bools, which: Ids, value: bool) -> Bools:

@@ -1,1 +1,1 @@
-"""The subcommands of ``fxprune``: a module each, with ``add_parser``, which registers a function to run."""
+"""The subcommands of ``fxprune``: a module each, with its help texts, ``add_options`` and the function to ``run``."""

@@ -13,26 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxprune.commands.failures import unprinted
-from fxprune.commands.options import Subparsers, parse_budget
+from fxprune.commands.options import parse_budget
+from fxprune.commands.user_code import unprinted
 from fxprune.cost.model import METRICS
-from fxprune.cost.target import Target
 from fxprune.count import Count, count
 from fxprune.errors import FxPruneError, OptionError, RunError, named
-from fxprune.report.text import percent
+from fxprune.report.text import part_of, percent
 from fxprune.run.folder import STAGES, Run
-from fxprune.run.names import HARDENED, SLIM
-from fxprune.save.folder import read
+from fxprune.run.layout import HARDENED, SLIM
+from fxprune.save.net_folder import read
 from fxprune.save.onnx import OnnxNet, require
 from fxprune.slim.verify import difference, tensors
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A saved folder or an ONNX file: what it computes, and what its convolutions cost."""
-
-    call: Callable[..., Any]
-    count: Callable[..., Count]
 
 
 @dataclass(frozen=True)
@@ -45,30 +36,29 @@ class Comparison:
 
 
 def load_references(run: Run) -> tuple[dict[str, nn.Module], torch.dtype | None]:
-    """The run's nets in float64, where only rounding of the weights is left to differ; as they are where casts in
-    their code forbid that (then the type is None)."""
+    """The run's nets in float64, where rounding of the weights is the only difference; as they are where casts in
+    their code do not allow that (then the type is None)."""
     nets = {SLIM: run.slim()} if run.stage == STAGES[-1] else {}
     nets[HARDENED] = run.hardened()
     try:
         for net in nets.values():
             _outputs(net.double(), run, run.batch, torch.float64)
-    except Exception:  # whatever it is, it is told when the nets as they are fail, too
+    except Exception:  # if the nets as they are fail too, compare() reports it
         nets = {name: read(run.folder / name, "cpu") for name in nets}
         return nets, None
     return nets, torch.float64
 
 
-def load_candidate(path: Path, dtype: torch.dtype | None) -> Candidate:
+def load_candidate(path: Path, dtype: torch.dtype | None) -> tuple[Callable[..., Any], Callable[..., Count]]:
+    """A saved folder or an ONNX file: what it computes, and what its layers cost."""
     if path.suffix == ".onnx":
         if not path.is_file():
             raise FxPruneError(f"there is no file {path}", fix="name an ONNX file, or a folder that fxprune.save wrote")
         require(f"checking {path}", "onnx", "onnxruntime")
         net = OnnxNet.load(path)
-        return Candidate(net, net.count)
-    made = read(path, "cpu")
-    if dtype is not None:
-        made.to(dtype)
-    return Candidate(made, lambda *args, **kwargs: count(made, args, kwargs))
+        return net, net.count
+    saved = read(path, "cpu").to(dtype)
+    return saved, lambda *args, **kwargs: count(saved, args, kwargs)
 
 
 def compare(other: Callable[..., Any], nets: dict[str, nn.Module], run: Run, dtype: torch.dtype | None) -> Comparison:
@@ -86,46 +76,44 @@ def compare(other: Callable[..., Any], nets: dict[str, nn.Module], run: Run, dty
             continue  # the net takes the batch size of its example only
         tried.append(batch)
         try:
-            found = _outputs(other, run, batch, dtype)
+            outputs = _outputs(other, run, batch, dtype)
         except FxPruneError:
             raise
         except Exception as error:
             return Comparison(dict.fromkeys(nets), tried, f"it fails at batch size {batch}: {named(error)}")
         for name, values in expected.items():
-            worst[name] = max(worst[name], _distance(values, found))
+            worst[name] = max(worst[name], _distance(values, outputs))
     return Comparison({**worst}, tried, None)
 
 
 def _outputs(net: Callable[..., Any], run: Run, batch: int, dtype: torch.dtype | None) -> list[torch.Tensor]:
-    args, kwargs = run.example(batch, dtype)  # anew each time: a net may write into its inputs
+    args, kwargs = run.example(batch, dtype)  # new ones each time: a net may write into its inputs
     with torch.no_grad():
-        found = tensors(net(*args, **kwargs))
-    return [value.double() if value.is_floating_point() else value for value in found]
+        outputs = tensors(net(*args, **kwargs))
+    return [value.double() if value.is_floating_point() else value for value in outputs]
 
 
-def _distance(expected: list[torch.Tensor], found: list[torch.Tensor]) -> float:
-    if len(expected) != len(found):
-        return float("inf")
-    return max((difference(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
+def _distance(expected: list[torch.Tensor], outputs: list[torch.Tensor]) -> float:
+    if len(expected) != len(outputs):
+        return math.inf
+    return max(map(difference, expected, outputs), default=0.0)
 
 
 SCHEMA = "fxprune.check/1"
 _CALLED = {SLIM: "the run's final net", HARDENED: "the run's hardened net"}
-_EPILOG = """exit codes: 0 on budget and equal, 1 not, 2 the check could not be made
+HELP = "check that a net is on budget and computes what a run's net computes"
+DESCRIPTION = (
+    "Check that a saved net or an ONNX file is on budget, counted while it runs, and that it computes "
+    "what the final or the hardened net of a run computes. A saved net's source is run: check what you trust."
+)
+EPILOG = """exit codes: 0 on budget and equal, 1 not, 2 the check could not be made
 
 examples:
   fxprune check slim --against runs/resnet
   fxprune check slim.onnx --against runs/resnet --budget 1/8 --metric flops --json"""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "check",
-        help="check that a net is on budget and computes what a run's net computes",
-        description="Check that a saved net or an ONNX file is on budget, counted while it runs, and that it computes "
-        "what the final or the hardened net of a run computes. A saved net's source is run: check what you trust.",
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("net", type=Path, metavar="SLIM", help="a folder that fxprune wrote, or an .onnx file")
     add("--against", required=True, metavar="RUN", help="the folder of the pruning run")
@@ -133,39 +121,35 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--metric", choices=METRICS, help="what --budget is about (default: what the run's is about)")
     add("--tolerance", type=float, default=1e-4, metavar="X", help="of the largest output (default: 1e-4)")
     add("--json", action="store_true", help="print the result as JSON (docs/reference/json.md)")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    found = Run(options.against)
-    target = _target(options, found)
+    against = Run(options.against)
+    limits = _limits(options, against)
     if not (math.isfinite(options.tolerance) and options.tolerance > 0):
-        raise OptionError(f"--tolerance {options.tolerance} is no tolerance", fix="write --tolerance 1e-4")
+        raise OptionError(f"--tolerance {options.tolerance} is not a positive number", fix="write --tolerance 1e-4")
     with unprinted():  # what a net's code prints is not part of the report
-        nets, dtype = load_references(found)
-        candidate = load_candidate(options.net, dtype)
-        outcome = compare(candidate.call, nets, found, dtype)
-        args, kwargs = found.example(dtype=dtype)
-        cost = candidate.count(*args, **kwargs) if outcome.problem is None else None
-        own = count(nets[SLIM], *found.example(dtype=dtype)) if SLIM in nets else None
-    far = {name: value for name, value in outcome.differences.items() if value is not None}
-    equals = next((name for name, value in far.items() if value <= options.tolerance), None)
-    folded = _folded(cost, own) if cost and own and equals else 0
-    costs = {metric: getattr(cost, metric) - folded * (metric == "params") for metric in METRICS} if cost else None
-    budget = [_limit(metric, fraction, costs, found) for metric, fraction in target.limits if metric in METRICS]
+        nets, dtype = load_references(against)
+        net, count_net = load_candidate(options.net, dtype)
+        outcome = compare(net, nets, against, dtype)
+        args, kwargs = against.example(dtype=dtype)
+        cost = count_net(*args, **kwargs) if outcome.problem is None else None
+    differences = outcome.differences.items()
+    equals = next((name for name, far in differences if far is not None and far <= options.tolerance), None)
+    costs = {metric: int(getattr(cost, metric)) for metric in METRICS} if cost else None
+    budget = [_limit(metric, share, costs, against) for metric, share in limits.items() if metric in METRICS]
     said: dict[str, Any] = {
         "schema": SCHEMA,
         "net": str(options.net),
-        "run": str(found.folder),
+        "run": str(against.folder),
         "ok": equals is not None and all(limit["ok"] for limit in budget),
         "cost": costs,
-        "folded_biases": folded,
-        "full_cost": {metric: found.full_cost[metric] for metric in METRICS},
+        "full_cost": {metric: against.full_cost[metric] for metric in METRICS},
         "budget": budget,
-        "not_checked": [metric for metric, _ in target.limits if metric not in METRICS],
+        "not_checked": [metric for metric in limits if metric not in METRICS],
         "equals": equals,
         # JSON has no infinity: that is null, as is the difference of a net that failed.
-        "differences": {k: v if v is not None and math.isfinite(v) else None for k, v in outcome.differences.items()},
+        "differences": {k: v if v is not None and math.isfinite(v) else None for k, v in differences},
         "tolerance": options.tolerance,
         "batches": outcome.batches,
         "problem": outcome.problem,
@@ -174,30 +158,23 @@ def run(options: argparse.Namespace) -> int:
     return 0 if said["ok"] else 1
 
 
-def _target(options: argparse.Namespace, found: Run) -> Target:
-    own = dict(found.target.limits)
+def _limits(options: argparse.Namespace, against: Run) -> dict[str, float]:
+    """Metric -> the fraction of the full cost that is allowed."""
+    own, metric = dict(against.target.limits), options.metric
     if options.budget is None:
-        if options.metric is None:
-            return found.target
-        if options.metric not in own:
-            raise OptionError(f"the run has no budget of {options.metric}", fix="say it: --budget 1/8")
-        return Target.of(own[options.metric], options.metric)
-    if options.metric is None and len(own) > 1:
-        raise OptionError(f"the run has budgets of {', '.join(own)}", fix=f"say which: --metric {next(iter(own))}")
-    return Target.of(parse_budget(options.budget), options.metric or next(iter(own)))
+        if metric is None:
+            return own
+        if metric not in own:
+            raise OptionError(f"the run has no budget of {metric}", fix="write --budget 1/8")
+        return {metric: own[metric]}
+    if metric is None and len(own) > 1:
+        raise OptionError(f"the run has budgets of {', '.join(own)}", fix=f"write which: --metric {next(iter(own))}")
+    return {metric or next(iter(own)): parse_budget(options.budget)}
 
 
-def _folded(cost: Count, own: Count) -> int:
-    """Biases beyond those of the run's net stand for batch norms, whose parameters are not counted either.
-
-    Only a net that computes the same as the run's is granted this.
-    """
-    return max(0, cost.biases - own.biases)
-
-
-def _limit(metric: str, fraction: float, costs: dict[str, int] | None, found: Run) -> dict[str, Any]:
-    limit = fraction * found.full_cost[metric]
-    # A limit that is a whole number may come out a rounding error below it.
+def _limit(metric: str, fraction: float, costs: dict[str, int] | None, against: Run) -> dict[str, Any]:
+    limit = fraction * against.full_cost[metric]
+    # Rounding may put a limit that is a whole number slightly below it.
     fits = costs is not None and costs[metric] <= limit * (1 + 1e-12)
     return {"metric": metric, "fraction": fraction, "limit": limit, "ok": fits}
 
@@ -206,14 +183,10 @@ def _lines(said: dict[str, Any], outcome: Comparison) -> list[str]:
     lines = []
     if said["cost"] is not None:
         for limit in said["budget"]:
-            metric = limit["metric"]
+            metric, verdict = limit["metric"], "on budget" if limit["ok"] else "OVER BUDGET"
             cost, full = said["cost"][metric], said["full_cost"][metric]
-            verdict = "on budget" if limit["ok"] else "OVER BUDGET"
-            share, most = (
-                percent(cost / full if full else 0),
-                f"{math.floor(limit['limit']):,} ({percent(limit['fraction'])} %)",
-            )
-            lines.append(f"{metric}: {cost:,} of {full:,} ({share} %), at most {most}: {verdict}")
+            most = f"{math.floor(limit['limit']):,} ({percent(limit['fraction'])} %)"
+            lines.append(f"{metric}: {cost:,} of {full:,} ({part_of(cost, full)}), at most {most}: {verdict}")
     for metric in said["not_checked"]:
         lines.append(f"{metric}: not checked, time depends on the machine; fxprune profile {said['net']} measures it")
     for name, far in outcome.differences.items():

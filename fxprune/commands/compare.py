@@ -14,22 +14,35 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from fxprune.commands.compare_config import read_plan
-from fxprune.commands.config import check_options, guarded, loaders, near, network, optimizer, tool
-from fxprune.commands.failures import unprinted
-from fxprune.commands.options import Subparsers, parse_budget
-from fxprune.commands.target import find
-from fxprune.compare import rows as kept
+from fxprune.commands.config import meant, read_plan
+from fxprune.commands.options import parse_budget
+from fxprune.commands.user_code import check_options, find, guarded, loaders, network, optimizer, tool, unprinted
 from fxprune.compare.display import Display
 from fxprune.compare.plan import TEACHER, Job, Plan
 from fxprune.compare.pool import Pool, alone, die_with_parent, python
-from fxprune.compare.result import Result
+from fxprune.compare.results import (
+    FAILED,
+    ROWS,
+    Result,
+    Row,
+    append_row,
+    read_failed,
+    read_rows,
+    replace_row,
+    rows_of_plan,
+    write_rows,
+)
 from fxprune.compare.tables import write_all
-from fxprune.compare.work import Parts, clear, one, row_file, teacher_file, timed_again
+from fxprune.compare.worker import Parts, clear, one, row_file, teacher_file, timed_again
 from fxprune.errors import OptionError, RunError
 from fxprune.files import write_atomically
 
-_EPILOG = """examples:
+HELP = "prune with several methods, budgets and seeds, and lay the results side by side"
+DESCRIPTION = (
+    "Train a teacher per seed, prune it with every entry to every budget, and write tables and figures "
+    "(docs/how-to/compare.md). The code that the file names is run."
+)
+EPILOG = """examples:
   fxprune compare examples/compare.toml
   fxprune compare examples/compare.toml --jobs 2 --minutes 60
   fxprune compare examples/compare.toml --entries bar --budgets 1/4 --seeds 0
@@ -39,14 +52,7 @@ _EPILOG = """examples:
 What is finished is kept: the same command goes on where it was cut off, in the middle of a run, too."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "compare",
-        help="prune with several methods, budgets and seeds, and lay the results side by side",
-        description="Train a teacher per seed, prune it with every entry to every budget, and write tables and figures "
-        "(docs/how-to/compare.md). The code that the file names is run.",
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", type=Path, metavar="CONFIG.toml", help="what to compare, on which model and data")
     add("--run", dest="folder", metavar="FOLDER", help="where everything is kept, instead of [run] folder")
@@ -62,7 +68,6 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--json", action="store_true", help="print all rows as JSON")
     add("--one", help=argparse.SUPPRESS)
     add("--threads", type=int, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,9 +79,9 @@ def run(options: argparse.Namespace) -> int:
         return _one(plan, sections, options)
     chosen = _chosen(plan, options)
     console = Console(stderr=options.json)
-    with contextlib.nullcontext() if options.tables else alone(plan.folder):  # tables while it runs are fine
-        file = plan.folder / kept.ROWS
-        rows = kept.belonging(file, kept.read(file, repair=not options.tables), plan)
+    with contextlib.nullcontext() if options.tables else alone(plan.folder):  # tables may be written while it runs
+        file = plan.folder / ROWS
+        rows = rows_of_plan(file, read_rows(file, repair=not options.tables), plan)
         code = 0
         with quiet():
             if options.time:
@@ -85,8 +90,10 @@ def run(options: argparse.Namespace) -> int:
                 _check_targets(plan, sections)
                 left = [job for job in chosen if job.key not in rows]
                 code = _all(plan, rows, [*_forgotten(plan, rows, left), *left], options, console)
-        failed = [row for row in kept.read_failed(plan.folder / kept.FAILED, repair=False) if row["key"] not in rows]
-        result = Result(plan, list(rows.values()), failed, _command(options.config))
+        failed = [row for row in read_failed(plan.folder / FAILED, repair=False) if row["key"] not in rows]
+        # As it could be typed again, but tables must not show a path of this machine.
+        config = options.config.name if options.config.is_absolute() else options.config.as_posix()
+        result = Result(plan, list(rows.values()), failed, f"fxprune compare {config}")
         for line in write_all(result, options.out or plan.folder):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if options.json:
@@ -94,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _time(plan: Plan, rows: dict[str, kept.Row], chosen: list[Job], parts: Parts, console: Console) -> None:
+def _time(plan: Plan, rows: dict[str, Row], chosen: list[Job], parts: Parts, console: Console) -> None:
     """One net after the other, in this process."""
     there = [job for job in chosen if job.key in rows and job.entry != TEACHER]
     if not there:
@@ -105,31 +112,31 @@ def _time(plan: Plan, rows: dict[str, kept.Row], chosen: list[Job], parts: Parts
         except RunError as error:
             console.print(f"{job.key} keeps the times that it has: {error.cause}", markup=False, highlight=False)
         else:
-            kept.replace(plan.folder / kept.ROWS, rows[job.key])
+            replace_row(plan.folder / ROWS, rows[job.key])
 
 
 def _chosen(plan: Plan, options: argparse.Namespace) -> list[Job]:
     """The runs that are asked for; a name that leads to none is a mistake."""
     for name in options.entries or ():
         if name not in plan.entries:
-            raise OptionError(f"--entries: there is no entry {name!r}", fix=near(name, plan.entries, "entries"))
+            raise OptionError(f"--entries: there is no entry {name!r}", fix=meant(name, plan.entries, "entries"))
     for seed in options.seeds or ():
         if seed not in plan.seeds:
             known = ", ".join(map(str, plan.seeds))
             raise OptionError(f"--seeds: {seed} is not one of the config's", fix=f"the seeds are {known}")
     shares = None if options.budgets is None else {parse_budget(text, "--budgets") for text in options.budgets}
     if options.minutes is not None and not 0 <= options.minutes < math.inf:
-        raise OptionError(f"--minutes {options.minutes} is no time", fix="write --minutes 60, or leave it out")
+        raise OptionError(f"--minutes {options.minutes} is not a duration", fix="write --minutes 60, or leave it out")
     if options.jobs < 1:
         raise OptionError(f"--jobs {options.jobs} runs nothing", fix="write --jobs 1")
-    found = plan.jobs(options.entries, shares, options.seeds)
-    if not found:
+    chosen = plan.jobs(options.entries, shares, options.seeds)
+    if not chosen:
         budgets = list(dict.fromkeys(budget for entry in plan.entries.values() for budget in entry.budgets))
         raise OptionError("no run is left by --entries, --budgets and --seeds", fix=f"budgets: {', '.join(budgets)}")
-    return found
+    return chosen
 
 
-def _forgotten(plan: Plan, rows: dict[str, kept.Row], left: list[Job]) -> list[Job]:
+def _forgotten(plan: Plan, rows: dict[str, Row], left: list[Job]) -> list[Job]:
     """Teachers that have a row, but no weights (rows can be copied from elsewhere), as far as someone needs them."""
     needed = set() if "weights" in plan.teacher else {job.seed for job in left}
     teachers = [job for job in plan.jobs() if job.entry == TEACHER and job.key in rows and job.seed in needed]
@@ -139,20 +146,20 @@ def _forgotten(plan: Plan, rows: dict[str, kept.Row], left: list[Job]) -> list[J
     return gone
 
 
-def _all(plan: Plan, rows: dict[str, kept.Row], left: list[Job], options: argparse.Namespace, console: Console) -> int:
+def _all(plan: Plan, rows: dict[str, Row], left: list[Job], options: argparse.Namespace, console: Console) -> int:
     """Run what is left; ``rows`` grows. 1 if a run failed."""
-    file, failed = plan.folder / kept.ROWS, plan.folder / kept.FAILED
+    file, failed = plan.folder / ROWS, plan.folder / FAILED
     again = {job.key for job in left}
-    before = [row for row in kept.read_failed(failed) if row["key"] not in again]
-    kept.write(failed, before) if before else failed.unlink(missing_ok=True)
-    copied = plan.folder / "config.toml"  # an edit while it runs makes no difference
+    before = [row for row in read_failed(failed) if row["key"] not in again]
+    write_rows(failed, before) if before else failed.unlink(missing_ok=True)
+    copied = plan.folder / "config.toml"  # what is edited meanwhile has no effect
     write_atomically(copied, options.config.read_bytes())
 
     def command(job: Job) -> list[str]:
         threads = ["--threads", "1"] if options.jobs > 1 else []
         return [*python(), "compare", str(copied), "--run", str(plan.folder), "--one", job.key, *threads]
 
-    until = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
+    until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     pool = Pool(plan.folder, command, options.jobs, until=until)
     taught = {seed for seed in plan.seeds if f"{TEACHER}, seed {seed}" in rows}
     bad = 0
@@ -163,16 +170,15 @@ def _all(plan: Plan, rows: dict[str, kept.Row], left: list[Job], options: argpar
             if row is None:
                 bad += 1
                 facts = {"key": job.key, "entry": job.entry, "budget": job.budget, "seed": job.seed}
-                kept.append(failed, {**facts, "error": outcome.error})
+                append_row(failed, {**facts, "error": outcome.error})
             else:
                 if job.entry != TEACHER:
                     row = {**row, "teacher": rows[f"{TEACHER}, seed {job.seed}"]["accuracy"]}
-                kept.append(file, row)
+                append_row(file, row)
                 rows[job.key] = row
                 clear(plan.folder, job)
             display.ended(outcome)
-    order = {job.key: number for number, job in enumerate(plan.jobs())}
-    for key in sorted(rows, key=order.__getitem__):
+    for key in [job.key for job in plan.jobs() if job.key in rows]:  # in the order of the plan
         rows[key] = rows.pop(key)
     waiting = len(left) - bad - sum(job.key in rows for job in left)
     if waiting:
@@ -215,10 +221,5 @@ def _check_targets(plan: Plan, sections: dict[str, Any]) -> None:
             optimizer(entry.optimizer)
     if plan.teacher.get("optimizer"):
         optimizer(plan.teacher["optimizer"])
-
-
-def _command(config: Path) -> str:
-    """As it could be typed again; a path of this machine is nobody's business."""
-    return f"fxprune compare {config.name if config.is_absolute() else config.as_posix()}"
 
 

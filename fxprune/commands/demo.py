@@ -1,50 +1,55 @@
-"""``fxprune demo``: train, prune and fine-tune a small residual net on real handwriting, and show what came of it."""
+"""``fxprune demo``: a small residual net that reads real handwriting, cut without training, and pruned in training."""
 
 from __future__ import annotations
 
 import argparse
 import io
 import json
-import statistics
+import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from fxprune.api import prune
+from fxprune.api import cut, prune, save
 from fxprune.commands.export import write_files
-from fxprune.commands.options import Subparsers, parse_budget
+from fxprune.commands.options import parse_budget
+from fxprune.cost.model import METRICS
 from fxprune.demo import DigitNet, loaders
 from fxprune.latency.stopwatch import in_turns
 from fxprune.report.page import PAGE
 from fxprune.report.text import human
+from fxprune.run.checkpoint import load_run
 from fxprune.run.folder import Run
-from fxprune.run.names import SLIM
+from fxprune.run.layout import CHECKPOINT, SLIM
 from fxprune.save.onnx import installed
+from fxprune.train.data import Batches
 from fxprune.train.loop import Pruned
+from fxprune.train.measure import accuracy, evaluate
 from fxprune.train.reproduce import seed_all
 
 SCHEMA, FOLDER = "fxprune.demo/1", "fxprune-demo"
 EPOCHS, RATE = (20, 20, 5), 3e-3  # a minute or two on two cores
 BATCHES, ROUNDS = (1, 32), 40  # of the times
-_EPILOG = """examples:
+CUT, SAMPLES = "cut", 512  # the folder of the net that was only cut, and the pictures it was fitted to
+HELP = "cut and prune a small residual net on real handwriting, in a minute or two"
+DESCRIPTION = (
+    "Train a small residual net on scikit-learn's digits; cut it to a budget in seconds, without labels and without "
+    "training; prune it to the same budget in training, fine-tune that, and show all three side by side."
+)
+EPILOG = """examples:
   fxprune demo
   fxprune demo --budget 1/16 --out sixteenth
 
 Ctrl-C loses nothing: the same command goes on where it stopped. Needs scikit-learn."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "demo",
-        help="prune a small residual net on real handwriting, in a minute or two",
-        description="Train a small residual net on scikit-learn's digits, prune it to a budget, fine-tune the slim "
-        "net, and show both side by side.",
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--budget", default="1/8", metavar="1/8", help="fraction of the activation volume to keep (default: 1/8)")
     default = " ".join(map(str, EPOCHS))
@@ -53,7 +58,6 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--seed", type=int, default=0, metavar="N", help="of weights, batches and gates (default: 0)")
     add("--out", type=Path, default=Path(FOLDER), metavar="FOLDER", help=f"where all is kept (default: {FOLDER})")
     add("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,18 +66,26 @@ def run(options: argparse.Namespace) -> int:
     console = Console(stderr=options.json)
     seed_all(options.seed, "made")  # random weights are the same ones when a run goes on
     full = DigitNet()
-    made = prune(
+    pruned = prune(
         full, train, test, budget=budget, epochs=options.epochs, teacher="train", seed=options.seed,
         optimizer=_adam, run=options.out, progress=console,
     )  # fmt: skip
-    found = Run(options.out)
+    kept = Run(options.out)
+    full.load_state_dict(load_run(kept.folder / CHECKPOINT)["kept"]["teacher"])  # as it was trained, before pruning
+    seed_all(options.seed, "cut")
+    pictures = torch.cat([x for x, _ in train])[:SAMPLES]
+    started = time.perf_counter()
+    small = cut(full, pictures, budget, seed=options.seed, progress=Console(stderr=True))
+    seconds = time.perf_counter() - started
+    save(small, kept.folder / CUT)
     said = {
         "schema": SCHEMA,
         "budget": budget,
         "seed": options.seed,
         "epochs": list(options.epochs),
-        **_measured(made, full, found),
-        "files": _files(found),
+        **_measured(pruned, full, kept),
+        "cut": {**_of_cut(small, full, test, kept), "seconds": round(seconds, 3), "samples": len(pictures)},
+        "files": _files(kept),
     }
     if options.json:
         print(json.dumps(said, indent=2))
@@ -87,61 +99,80 @@ def _adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, lr=RATE, weight_decay=5e-4)
 
 
-def _measured(made: Pruned, full: nn.Module, found: Run) -> dict[str, Any]:
+def _measured(pruned: Pruned, full: nn.Module, run: Run) -> dict[str, Any]:
     """Unpruned and slim, in this order."""
     weights = io.BytesIO()
     torch.save(full.state_dict(), weights)
-    cost = made.report["cost"]
-    times = {}
-    for size in BATCHES:
-        taken = in_turns([full.eval(), made.slim], found.example(size), ROUNDS)
-        times[str(size)] = [round(1000 * statistics.median(own), 4) for own in taken]
+    cost = pruned.report["cost"]
+    times = {size: in_turns([full.eval(), pruned.slim], run.example(size), ROUNDS) for size in BATCHES}
     return {
-        "accuracy": [made.before, made.after],
-        "volume": [cost["volume"]["before"], cost["volume"]["after"]],
-        "flops": [cost["network_flops"]["before"], cost["network_flops"]["after"]],
-        "params": [cost["network_params"]["before"], cost["network_params"]["after"]],
-        "bytes": [weights.tell(), (found.folder / SLIM / "weights.pt").stat().st_size],
-        "milliseconds": times,
-        "removed": made.report["removed"],
-        "error": made.report["error"],
+        "accuracy": [pruned.before, pruned.after],
+        **{metric: [cost[metric]["before"], cost[metric]["after"]] for metric in METRICS},
+        "bytes": [weights.tell(), (run.folder / SLIM / "weights.pt").stat().st_size],
+        "milliseconds": {str(size): [round(1000 * median(own), 4) for own in taken] for size, taken in times.items()},
+        "removed": pruned.report["removed"],
+        "error": pruned.report["error"],
     }
 
 
-def _files(found: Run) -> dict[str, str | None]:
-    onnx = found.folder / "slim.onnx"
+def _of_cut(small: Any, full: nn.Module, test: Any, run: Run) -> dict[str, Any]:
+    """The same of the net that was only cut."""
+    times = {size: in_turns([full.eval(), small], run.example(size), ROUNDS)[1] for size in BATCHES}
+    return {
+        "accuracy": evaluate(small, Batches(test, "val"), accuracy, torch.device("cpu")),
+        **{metric: small.report.after[metric] for metric in METRICS},
+        "bytes": (run.folder / CUT / "weights.pt").stat().st_size,
+        "milliseconds": {str(size): round(1000 * median(taken), 4) for size, taken in times.items()},
+        "agreement": small.report.agreement,
+        "missed": small.report.missed,
+    }
+
+
+def _files(run: Run) -> dict[str, str | None]:
+    onnx = run.folder / "slim.onnx"
     if installed("onnx", "onnxscript"):
-        write_files(found, onnx=onnx)
+        write_files(run, onnx=onnx)
     written = str(onnx) if onnx.exists() else None
-    return {"run": str(found.folder), "source": str(found.folder / SLIM / "model.py"), "onnx": written}
+    return {"run": str(run.folder), "source": str(run.folder / SLIM / "model.py"), "onnx": written}
 
 
 def show(said: dict[str, Any], console: Console) -> None:
     """A table, where everything is, and what to do next."""
-    table = Table("", title="A residual net that reads handwritten digits", title_justify="left")
-    for name in ("unpruned", "slim", "ratio"):
+    table = Table("", title="A residual net that reads handwritten digits", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("unpruned", "cut", "ratio", "trained", "ratio"):
         table.add_column(name, justify="right")
+    only = said["cut"]
     before, after = said["accuracy"]
-    table.add_row("accuracy, held-out digits", f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points")
+    shown = [cell for each in (only["accuracy"], after) for cell in (f"{each:.1%}", f"{100 * (each - before):+.1f} pt")]
+    table.add_row("accuracy, unseen digits", f"{before:.1%}", *shown)
     names = {"volume": "volume of activations", "flops": "FLOPs", "params": "parameters", "bytes": "bytes of weights"}
     for key, name in names.items():
-        table.add_row(name, *map(human, said[key]), _ratio(*said[key]))
+        full, slim = said[key]
+        table.add_row(
+            name, human(full), human(only[key]), _ratio(full, only[key]), human(slim), _ratio(full, slim)
+        )  # fmt: skip
     for size, (full, slim) in said["milliseconds"].items():
-        pictures = "1 picture" if size == "1" else f"{size} pictures"
-        table.add_row(f"time for {pictures}", f"{full:.2f} ms", f"{slim:.2f} ms", _ratio(full, slim))
+        pictures, own = "1 picture" if size == "1" else f"{size} pictures", only["milliseconds"][size]
+        times = f"{own:.2f} ms", _ratio(full, own), f"{slim:.2f} ms", _ratio(full, slim)
+        table.add_row(f"time for {pictures}", f"{full:.2f} ms", *times)
     console.print(table)
     run, source, onnx = (said["files"][name] for name in ("run", "source", "onnx"))
     lines = [
+        f"cut: in {only['seconds']:.1f} s from {only['samples']} pictures without labels, without training; it gives "
+        f"{only['agreement']:.1%} of those held back the same answer.",
+        f"trained: pruned and fine-tuned for {sum(said['epochs'])} epochs with labels, to the same budget.",
         f"The slim net computes what the gated one computed, up to {said['error']:.0e} of the output; "
-        f"{len(said['removed'])} convolutions are gone altogether.",
+        f"{len(said['removed'])} layers are gone altogether.",
         "",
-        f"{source}: its source, which needs torch only; the weights are beside it",
+        f"{Path(run) / CUT}: the net that was cut, as source and weights",
+        f"{source}: the trained one: source, which needs torch only, and weights beside it",
         f"{onnx}: the same as ONNX" if onnx else "no ONNX file: pip install onnx onnxruntime onnxscript, and again",
         f"{Path(run) / PAGE}: what happened, as a page for your browser",
         f"{run}: the run, with log.csv and report.json",
         "",
         "What next:",
         f"  fxprune check {onnx or Path(run) / SLIM} --against {run}    # on budget, and the same net?",
+        "  fxprune cut your_model.py:Net --weights net.pth --pictures photos --budget 1/2 --out slim    # yours",
         "  fxprune inspect your_model.py:Net --input 1x3x224x224    # what could go from a net of yours",
         "  fxprune prune your_run.toml    # prune it (docs/how-to/prune.md), or in Python: fxprune.prune(...)",
     ]

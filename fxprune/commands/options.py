@@ -7,24 +7,20 @@ import ast
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from fxprune.commands.user_code import load_model, load_module
 from fxprune.cost.target import as_share
 from fxprune.errors import OptionError
 from fxprune.files import as_path, reason, told
 from fxprune.run.folder import Run
-from fxprune.run.names import KEPT
+from fxprune.run.layout import KEPT
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-else:
-    Subparsers = Any
-NARROWEST = 72  # below this a table would lose its numbers
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "int64", "int32", "bool")}
 _DIGITS = 30  # more than any size has, and less than Python refuses to read
 _INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)")
@@ -39,6 +35,17 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--preload", action="append", default=[], metavar="MODULE", help="module or file to import first; repeatable")
 
 
+def model_and_example(
+    options: argparse.Namespace, target: str, load: Callable[[str, dict[str, Any]], nn.Module] = load_model
+) -> tuple[nn.Module, Any]:
+    """What these options ask for, as ``fxprune.inspect`` takes it."""
+    inputs, arguments = parse_inputs(options.input, DTYPES[options.dtype]), parse_arguments(options.arg)
+    for module in options.preload:
+        load_module(module)
+    model = load(target, arguments)
+    return model, example_of(model, *inputs)
+
+
 def parse_inputs(texts: Sequence[str], dtype: torch.dtype) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Zeros of the shapes asked for: positional ones, and those with a name.
 
@@ -49,22 +56,22 @@ def parse_inputs(texts: Sequence[str], dtype: torch.dtype) -> tuple[list[torch.T
     positional: list[torch.Tensor] = []
     named: dict[str, torch.Tensor] = {}
     for text in texts:
-        found = _INPUT.fullmatch(text)
-        shape = [int(size[:_DIGITS]) for size in found["shape"].split("x")] if found else []
-        if found is None or 0 in shape:
-            what = "an empty tensor" if found else "not a shape"
+        match = _INPUT.fullmatch(text)
+        shape = [int(size[:_DIGITS]) for size in match["shape"].split("x")] if match else []
+        if match is None or 0 in shape:
+            what = "an empty tensor" if match else "not a shape"
             raise OptionError(
                 f"--input {text!r} is {what}",
                 fix="write sizes with x between them: --input 1x3x224x224, or --input name=1x3x224x224 for a keyword",
             )
-        if found["name"] in named:
-            raise OptionError(f"--input {found['name']} is given twice", fix="keep one of them")
+        if match["name"] in named:
+            raise OptionError(f"--input {match['name']} is given twice", fix="keep one of them")
         try:
             tensor = torch.zeros(shape, dtype=dtype)
         except (RuntimeError, OverflowError, TypeError) as error:
             raise OptionError(f"--input {text!r} is too large", fix="the batch size may be 1") from error
-        if found["name"]:
-            named[found["name"]] = tensor
+        if match["name"]:
+            named[match["name"]] = tensor
         else:
             positional.append(tensor)
     return positional, named
@@ -121,27 +128,26 @@ def parse_budget(text: str, option: str = "--budget") -> float:
 
 
 def check_writable(option: str, path: Path, name: str) -> None:
-    """Complain about a path before the work, not after it."""
+    """Refuse a path before the work, not after it; ``name`` is an example of a file name."""
     as_path(path, option)
     with told("written", path, OptionError):
         if path.is_dir():
             raise OptionError(f"{option} {path} is a directory", fix=f"name a file: {option} {path / name}")
         if not path.parent.is_dir():
-            raise OptionError(
-                f"{option} {path}: there is no directory {path.parent}", fix="create it, or write elsewhere"
-            )
+            missing = f"{option} {path}: there is no directory {path.parent}"
+            raise OptionError(missing, fix="create it, or write elsewhere")
 
 
-def check_outside(option: str, path: Path | None, found: Run) -> None:
-    """What the run wrote is the run's."""
-    own = [(found.folder / part).resolve() for part in KEPT]
+def check_outside(option: str, path: Path | None, run: Run) -> None:
+    """Refuse to write over a part of the run."""
+    own = [(run.folder / part).resolve() for part in KEPT]
     if path is not None and any(path.resolve().is_relative_to(part) for part in own):
         raise OptionError(f"{option} {path} is a part of the run", fix="write elsewhere")
 
 
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """What goes wrong meanwhile is about this file."""
+    """An error of the system in this block is one about ``path``."""
     try:
         yield
     except OSError as error:

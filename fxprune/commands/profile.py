@@ -8,39 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 import fxprune
-from fxprune.commands.failures import unprinted
-from fxprune.commands.options import (
-    DTYPES,
-    NARROWEST,
-    Subparsers,
-    add_model_options,
-    example_of,
-    parse_arguments,
-    parse_inputs,
-)
-from fxprune.commands.target import load_model, load_module
+from fxprune.commands.options import add_model_options, model_and_example
+from fxprune.commands.user_code import load_model, unprinted
 from fxprune.errors import InputError, OptionError, TargetError, first_line
+from fxprune.latency.cache import description
 from fxprune.latency.profile import ROUNDS, profile
-from fxprune.latency.stopwatch import description, device_of
-from fxprune.report.terminal import profile_summary, profile_table
+from fxprune.latency.stopwatch import Inputs, device_of
+from fxprune.report.terminal import plain_console, profile_summary, profile_table
+from fxprune.torch_private import tree_map
 
 SCHEMA = "fxprune.profile/1"
-_EPILOG = """examples:
+HELP = "show where the time of a net goes"
+DESCRIPTION = "Run a net on this machine and show what each of its ops takes, and what joins cost."
+EPILOG = """examples:
   fxprune profile runs/resnet/slim --input 1x3x32x32
   fxprune profile torchvision.models:resnet18 --input 32x3x224x224 --channels-last --top 20"""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "profile",
-        help="show where the time of a net goes",
-        description="Run a net on this machine and show what each of its ops takes, and what joins cost.",
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("net", metavar="SLIM", help="folder of a saved net, or package.module:name or file.py:name of a model")
     add_model_options(parser)
@@ -49,34 +37,29 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--rounds", type=int, default=ROUNDS, metavar="N", help=f"medians of so many runs (default: {ROUNDS})")
     add("--top", type=int, metavar="N", help="only the slowest N ops")
     add("--json", action="store_true", help="print everything as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     for name in ("threads", "rounds", "top"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise OptionError(f"--{name} {getattr(options, name)} is too few", fix=f"write --{name} 1 or more")
-    positional, named = parse_inputs(options.input, DTYPES[options.dtype])
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     with unprinted():  # what the model's code prints is not part of the report
-        for module in options.preload:
-            load_module(module)
-        net = _net(options.net, parse_arguments(options.arg)).eval()
-        example = example_of(net, positional, named)
-        inputs = ((), example) if isinstance(example, dict) else (example, {})
+        net, example = model_and_example(options, options.net, _net)
+        inputs: Inputs = ((), example) if isinstance(example, dict) else (example, {})
+        net.eval()
         if options.channels_last:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            inputs = (tuple(_last(x) for x in inputs[0]), {name: _last(x) for name, x in inputs[1].items()})
+            inputs = tree_map(_last, inputs)
         _try(net, inputs)
-        found = profile(net, inputs, options.rounds)
+        taken = profile(net, inputs, options.rounds)
     if options.json:
-        print(json.dumps({"schema": SCHEMA, "machine": description(device_of(net)), **found.as_dict()}, indent=2))
+        print(json.dumps({"schema": SCHEMA, "machine": description(device_of(net)), **taken.as_dict()}, indent=2))
     else:
-        console = Console(markup=False, highlight=False, emoji=False)
-        console.width = max(console.width, NARROWEST)
-        console.print(profile_table(found, console.width, options.top))
-        console.print(profile_summary(found), soft_wrap=True)
+        console = plain_console()
+        console.print(profile_table(taken, console.width, options.top))
+        console.print(profile_summary(taken), soft_wrap=True)
     return 0
 
 
@@ -95,7 +78,7 @@ def _last(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
-def _try(net: nn.Module, inputs: Any) -> None:
+def _try(net: nn.Module, inputs: Inputs) -> None:
     try:
         with torch.inference_mode():
             net(*inputs[0], **inputs[1])

@@ -1,1 +1,1 @@
-"""Entries x budgets x seeds on the same work: run, kept, and laid side by side."""
+"""Methods compared on the same task, at several budgets and seeds: run, kept, and put side by side."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,13 +12,12 @@ from rich.text import Text
 
 from fxprune.compare.plan import TEACHER, Plan
 from fxprune.compare.pool import Outcome, Pool
-from fxprune.compare.result import Result, budgets_of, mean
-from fxprune.compare.rows import Row
+from fxprune.compare.results import Result, Row, budgets_of, mean
 from fxprune.train.progress import duration
 
 
 class Display:
-    """``rows`` is shared with whoever collects them: the table shows what is in it."""
+    """``rows`` is the dict that the caller adds finished rows to: the table shows what is in it."""
 
     def __init__(self, console: Console, plan: Plan, rows: dict[str, Row], pool: Pool, left: int) -> None:
         self.console, self.plan, self.rows, self.pool, self.left = console, plan, rows, pool, left
@@ -30,9 +29,7 @@ class Display:
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self.live is not None:
             self.live.update(self._table(), refresh=True)
             self.live.stop()
@@ -40,7 +37,7 @@ class Display:
             self._say("stopped; what is finished is kept: start the same command again to go on")
 
     def refresh(self) -> None:
-        """Twice a second is enough."""
+        """Draw again, at most twice a second."""
         if self.live is not None and time.monotonic() - self.last > 0.5:
             self.last = time.monotonic()
             self.live.update(Group(self._table(), self._below()), refresh=True)
@@ -64,7 +61,7 @@ class Display:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _remaining(self) -> str:
-        """As long as the runs so far took; not known before the first."""
+        """Estimated from the mean time of the finished runs; "?" before the first."""
         if self.done == 0:
             return "?"
         return duration(self.taken / self.done * (self.left - self.done) / self.pool.jobs)
@@ -80,9 +77,8 @@ class Display:
             cells = []
             for share in budgets:
                 cell = result.cell(entry.name, share)
-                found = mean(cell, "accuracy")
-                wanted = share in entry.budgets.values()
-                cells.append(("·" if wanted else "") if found is None else f"{found:.2f} ({len(cell)})")
+                accuracy, waits = mean(cell, "accuracy"), "·" if share in entry.budgets.values() else ""
+                cells.append(waits if accuracy is None else f"{accuracy:.2f} ({len(cell)})")
             table.add_row(Text(entry.name), *cells)
         return table
 

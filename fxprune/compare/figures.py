@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fxprune.compare.plan import Entry
-from fxprune.compare.result import Group, Result, mean
-from fxprune.compare.rows import Row
+from fxprune.compare.results import Group, Result, mean
 
 _AXES = ("volume", "flops", "latency")
 _MARKERS = "osD^vP*X<>ph"
@@ -18,7 +17,7 @@ _COLOURS = (*(f"C{number}" for number in range(10)), "black", "navy", "darkgreen
 
 
 def draw(result: Result, folder: Path) -> list[str]:
-    """Names of the figures that there is something to show of; ImportError without matplotlib."""
+    """Names of the figures that were drawn: those with data. ImportError without matplotlib."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "fxprune", "font.size": 9}):
@@ -30,19 +29,19 @@ def draw(result: Result, folder: Path) -> list[str]:
         todo = {_name(group, result): accuracy(group.entries, list(_AXES)) for group in result.groups}
         todo["neurons"] = lambda figure: _neurons(figure, result)
         todo["metrics"] = accuracy([entry for group in result.metric_groups for entry in group], ["flops", "volume"])
-        made = []
+        drawn = []
         for name, work in todo.items():
             figure = Figure(figsize=(10, 4.2) if name in ("neurons", "metrics") else (14, 4.2), layout="constrained")
             if not work(figure):
                 continue
             figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-            made.append(name)
-    return made
+            drawn.append(name)
+    return drawn
 
 
 def _name(group: Group, result: Result) -> str:
-    """That of the reference's group is ``accuracy``; the others say how they differ."""
+    """``accuracy`` for the group of the reference; the names of the others say how they differ from it."""
     own = result.plan.entries[result.plan.reference]
     other = [group.metric] if group.metric != own.metric else []
     other += [] if group.distilled == own.distilled else ["distilled" if group.distilled else "labels"]
@@ -59,10 +58,10 @@ def _accuracy(figure: Any, result: Result, entries: list[Entry], axes: list[str]
         path, label = _axis(axis, entries)
         for number, entry in enumerate(entries):
             cells = [result.cell(entry.name, share) for share in sorted(entry.budgets.values(), reverse=True)]
-            found = [(_cost(cell, path), cell) for cell in cells if cell]
-            places = [place for place, _ in found]
-            values = [mean(cell, "accuracy") or 0.0 for _, cell in found]
-            ends = [[row["accuracy"] for row in cell] for _, cell in found]
+            cells = [cell for cell in cells if cell]
+            places = [math.nan if (cost := mean(cell, *path)) is None else cost for cell in cells]
+            values = [mean(cell, "accuracy") or 0.0 for cell in cells]
+            ends = [[row["accuracy"] for row in cell] for cell in cells]
             panel.errorbar(
                 places, values, color=_COLOURS[number % len(_COLOURS)], marker=_MARKERS[number % len(_MARKERS)],
                 capsize=2, linewidth=1.2, markersize=4, label=entry.name, linestyle="--" if entry.tool else "-",
@@ -84,7 +83,7 @@ def _accuracy(figure: Any, result: Result, entries: list[Entry], axes: list[str]
 
 
 def _axis(name: str, entries: list[Entry]) -> tuple[tuple[str, str], str]:
-    """Where a row tells that cost, and what it is called; time is that of the batch which the budgets are about."""
+    """The keys of that cost in a row, and the label. Times are those of the batch size that the budgets are about."""
     if name != "latency":
         return ("factor", name), {"volume": "volume factor", "flops": "FLOP factor"}[name]
     batches = {entry.batch_size for entry in entries if not entry.counted and entry.batch_size}
@@ -93,7 +92,7 @@ def _axis(name: str, entries: list[Entry]) -> tuple[tuple[str, str], str]:
 
 
 def _log_axis(panel: Any) -> None:
-    """Factors as they are spoken of: 2, 4, 8, not powers of ten; at least two of them."""
+    """Ticks at powers of two, as factors are usually given, and at least two of them."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     panel.set_xscale("log", base=2)
@@ -101,11 +100,6 @@ def _log_axis(panel: Any) -> None:
     panel.set_xlim(2 ** (math.floor(ends[0]) - 0.1), 2 ** (math.ceil(ends[1]) + 0.1))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _cost(cell: list[Row], path: tuple[str, str]) -> float:
-    found = mean(cell, *path)
-    return float("nan") if found is None else found
 
 
 def _neurons(figure: Any, result: Result) -> bool:
@@ -118,8 +112,8 @@ def _neurons(figure: Any, result: Result) -> bool:
     full = blocks(next(iter(cells.values()))[0]["full_widths"])
     series = {"full": [float(count) for count in full.values()]}
     for text, cell in cells.items():
-        found = [blocks(row["widths"]) for row in cell]
-        series[text] = [sum(each.get(block, 0) for each in found) / len(found) for block in full]
+        nets = [blocks(row["widths"]) for row in cell]
+        series[text] = [sum(net.get(block, 0) for net in nets) / len(nets) for block in full]
     panel, width = figure.subplots(), 0.8 / len(series)
     for number, (text, heights) in enumerate(series.items()):
         places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(full))]
@@ -137,11 +131,11 @@ def blocks(widths: dict[str, int]) -> dict[str, int]:
     {'conv': 8, 'stage1': 20, 'stage2': 16}
     """
     held = Counter(name.rpartition(".")[0] for name in widths)
-    found: dict[str, int] = {}
+    channels: Counter[str] = Counter()
     for name, count in widths.items():
         above = name.split(".")[:-1]
         places = [".".join(above[: depth + 1]) for depth in range(len(above))]
-        # layer1.0 and not layer1, nor layer1.0.shortcut
+        # for example layer1.0, neither layer1 nor layer1.0.shortcut
         block = next((place for place in places if held[place] > 1), ".".join(above) or name)
-        found[block] = found.get(block, 0) + count
-    return found
+        channels[block] += count
+    return dict(channels)

@@ -1,4 +1,4 @@
-"""What is compared: entries, budgets and seeds, as runs that can be told apart."""
+"""What is compared: entries, budgets and seeds, and the runs that they ask for, each with a name of its own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fxprune.cost.model import LATENCY
 from fxprune.cost.target import as_share
 from fxprune.errors import OptionError
 
-TEACHER = "teacher"  # the entry of the rows of teachers
-STARTS = (TEACHER, "random")  # whose weights an entry starts from: the seed's teacher's, or those of a new model
-_NOT_SETTINGS = ("checkpoint_minutes", "teacher")  # makes no difference; told as "distilled"
+TEACHER = "teacher"  # the name of the entry in rows of teachers
+STARTS = (TEACHER, "random")  # weights an entry starts from: those of the teacher of the seed, or random ones
+_NOT_SETTINGS = ("checkpoint_minutes", "teacher")  # the first changes no result; a row has "distilled" for the other
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Entry:
 
     @property
     def counted(self) -> bool:
-        """Is the budget one of numbers that are counted, and not of time?"""
+        """Whether the cost is counted; otherwise it is a time."""
         return self.metric != LATENCY
 
     @property
     def batch_size(self) -> int | None:
-        """Of the example, if that is said."""
+        """Of the example, if the config gives it."""
         return self.settings.get("batch_size")
 
     @property
@@ -60,11 +60,11 @@ class Entry:
 
 
 def _at(entry: str, name: str, value: Any, budget: str) -> Any:
-    """A table whose keys are all budgets has a value for each."""
+    """The value at this budget, if all keys of ``value`` are budgets; otherwise ``value`` itself."""
     try:
         shares = {as_share(key): one for key, one in value.items()} if isinstance(value, dict) and value else None
     except ValueError:
-        shares = None  # a table that is meant as it is
+        shares = None  # an option that is a table
     if shares is None:
         return value
     if as_share(budget) not in shares:
@@ -94,14 +94,14 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of its folder.
+        """The name of its folder.
 
         >>> Job("bar", "1/8", 0.125, 0).name, Job("bar, labels", "1/8", 0.125, 0).name
         ('bar-1_8-0', 'bar-labels-1_8-0-ab2f09')
         """
         plain = re.sub(r"[^A-Za-z0-9.]+", "-", self.entry).strip("-.") or "entry"
         parts = [plain, *([self.budget.replace("/", "_").replace("%", "pc")] if self.budget else []), str(self.seed)]
-        if plain != self.entry:  # two names may look alike now
+        if plain != self.entry:  # two entries may have the same plain name
             parts.append(hashlib.blake2b(self.key.encode(), digest_size=3).hexdigest())
         return "-".join(parts)
 
@@ -119,47 +119,44 @@ class Plan:
     folder: Path
 
     def jobs(
-        self,
-        entries: Collection[str] | None = None,
-        shares: Collection[float] | None = None,
+        self, entries: Collection[str] | None = None, shares: Collection[float] | None = None,
         seeds: Collection[int] | None = None,
-    ) -> list[Job]:
+    ) -> list[Job]:  # fmt: skip
         """In the order in which they run: teachers, then by seed and budget, the smallest first."""
-        chosen = [seed for seed in self.seeds if seeds is None or seed in seeds]
-        made = []
-        for seed in chosen:
-            found = [
-                Job(entry.name, budget, share, seed)
-                for entry in self.entries.values()
-                for budget, share in entry.budgets.items()
-                if (entries is None or entry.name in entries) and (shares is None or share in shares)
-            ]
-            made += sorted(found, key=lambda job: job.share)  # stable: entries stay in their order
-        used = {job.seed for job in made}
-        return [Job(TEACHER, "", 1.0, seed) for seed in chosen if seed in used] + made
+        pruned = [
+            Job(entry.name, budget, share, seed)
+            for entry in self.entries.values() if entries is None or entry.name in entries
+            for budget, share in entry.budgets.items() if shares is None or share in shares
+            for seed in self.seeds if seeds is None or seed in seeds
+        ]  # fmt: skip
+        pruned.sort(key=lambda job: (self.seeds.index(job.seed), job.share))  # stable: entries stay in their order
+        return [Job(TEACHER, "", 1.0, seed) for seed in dict.fromkeys(job.seed for job in pruned)] + pruned
 
     def facts(self, job: Job) -> dict[str, Any]:
-        """What a row depends on, beside code and data: rows of other facts do not belong to this comparison."""
-        found: dict[str, Any] = {"model": self.model, "teacher": self.teacher}
+        """What a row depends on, beside code and data. A row with other facts does not belong to this comparison."""
+        facts: dict[str, Any] = {"model": self.model, "teacher": self.teacher}
         if job.entry == TEACHER:
-            shared = self.entries[next(iter(self.entries))].settings
-            found |= {name: shared[name] for name in ("loss", "metric_fn") if name in shared}
-            found["data"] = self.teacher_data
+            facts |= {name: self._shared[name] for name in ("loss", "metric_fn") if name in self._shared}
+            facts["data"] = self.teacher_data
         else:
             entry = self.entries[job.entry]
-            found |= {name: value for name, value in entry.settings.items() if name not in _NOT_SETTINGS}
-            found |= {"data": self.data, "method" if entry.method else "tool": entry.what}
-            found |= {"distilled": entry.distilled, "optimizer": entry.optimizer}
-            found["options"] = entry.options_at(job.budget)
-            if entry.start != TEACHER:
-                found["start"] = entry.start
-        plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
+            facts |= {name: value for name, value in entry.settings.items() if name not in _NOT_SETTINGS}
+            facts |= {"data": self.data, "method" if entry.method else "tool": entry.what}
+            facts |= {"distilled": entry.distilled, "optimizer": entry.optimizer}
+            facts |= {"options": entry.options_at(job.budget)}
+            facts |= {"start": entry.start} if entry.start != TEACHER else {}
+        plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
         return plain
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """The settings of the first entry: what teachers are trained with is the same for all."""
+        return next(iter(self.entries.values())).settings
 
     @property
     def device(self) -> str:
         """Where teachers are trained: where the first entry is."""
-        return str(self.entries[next(iter(self.entries))].settings.get("device", "cpu"))
+        return str(self._shared.get("device", "cpu"))
 
     @property
     def teacher_data(self) -> dict[str, Any]:

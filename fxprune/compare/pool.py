@@ -17,12 +17,13 @@ from types import FrameType
 
 import fxprune
 from fxprune.compare.plan import TEACHER, Job
-from fxprune.compare.rows import Row
-from fxprune.compare.work import log_file, row_file
+from fxprune.compare.results import Row
+from fxprune.compare.worker import log_file, row_file
 from fxprune.errors import RunError
 from fxprune.files import told
+from fxprune.train.stop import handling
 
-_PATIENCE = 60  # seconds that a run has to save itself after Ctrl-C
+_PATIENCE = 60  # seconds that a run has for its last checkpoint after Ctrl-C
 
 
 @dataclass
@@ -47,9 +48,9 @@ class Pool:
     running: dict[Job, tuple[subprocess.Popen[bytes], float]] = field(default_factory=dict)
 
     def run(self, left: list[Job], taught: set[int]) -> Generator[Outcome, None, None]:
-        """Outcomes as they come; ``taught`` are the seeds whose teacher is there."""
+        """Outcomes in the order in which runs end; ``taught`` are the seeds that have a teacher."""
         waiting = list(left)
-        with _terminated():
+        with handling({signal.SIGTERM: _end}):  # raises, so that the runs are stopped, too
             try:
                 while True:
                     self._start(waiting, taught)
@@ -82,26 +83,28 @@ class Pool:
         if self.jobs > 1:  # threads of several runs would only wait for each other
             environment |= {"OMP_NUM_THREADS": "1"}
         with log.open("wb") as out:
-            # A session of its own: Ctrl-C reaches it once, through us. A second one would stop it before it has saved.
+            # In a session of its own it gets Ctrl-C only once, from us. A second one would stop it before it has saved.
             return subprocess.Popen(
                 self.command(job), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
                 start_new_session=True,
             )  # fmt: skip
 
     def _ended(self) -> list[Outcome]:
-        found = []
+        outcomes = []
         for job, (process, begin) in list(self.running.items()):
             code = process.poll()
             if code is None:
                 continue
             del self.running[job]
-            row = _row_of(row_file(self.folder, job)) if code == 0 else None
+            row: Row | None = None
+            with contextlib.suppress(OSError, ValueError):
+                row = json.loads(row_file(self.folder, job).read_text(encoding="utf-8")) if code == 0 else None
             error = None if row is not None else _last_words(log_file(self.folder, job), code)
-            found.append(Outcome(job, row, error, time.monotonic() - begin))
-        return found
+            outcomes.append(Outcome(job, row, error, time.monotonic() - begin))
+        return outcomes
 
     def _stop(self, number: int) -> None:
-        """Let every run save itself; whoever does not listen is ended."""
+        """Let every run write a checkpoint; kill those that take too long."""
         processes = [process for process, _ in self.running.values()]
         for process in processes:
             if process.poll() is None:
@@ -110,50 +113,29 @@ class Pool:
         try:
             for process in processes:
                 process.wait(max(0.1, deadline - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # asked again: at once
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
             for process in processes:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
 
 
-def _row_of(file: Path) -> Row | None:
-    try:
-        row: Row = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return row
-
-
 def _last_words(log: Path, code: int) -> str:
-    """The error that a run told, or its last line, or how it ended."""
+    """The last error that a run printed; otherwise how it ended, and its last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if told:
-        return told[-1]
+    for line in reversed(lines):
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
     how = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return f"{how}: {lines[-1]}" if lines else how
 
 
-@contextlib.contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM ends us by an exception, so that the runs are told, too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def die_with_parent() -> None:
-    """In a run: when the comparison is killed, save and stop. Its successor must find nobody in the run's folder."""
+    """For a run: save and stop when the comparison was killed. The next one must find the folder unused."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -167,7 +149,7 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Two comparisons in one folder would train the same runs; the lock goes with the process, however it ends."""
+    """Lock the folder: two comparisons in it would train the same runs. The lock ends with the process, in any case."""
     try:
         import fcntl
     except ImportError:  # not on Windows

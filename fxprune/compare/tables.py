@@ -1,4 +1,4 @@
-"""``compare.md``, ``compare.csv`` and figures: a comparison for people to look at."""
+"""``compare.md``, ``compare.csv`` and figures: the results of a comparison for readers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fxprune.compare import rows as kept
 from fxprune.compare.figures import draw
 from fxprune.compare.plan import TEACHER
-from fxprune.compare.result import Difference, Group, Result, mean, over
-from fxprune.compare.rows import Row
+from fxprune.compare.results import ROWS, Difference, Group, Result, Row, mean, over, write_rows
 from fxprune.cost.model import METRICS
 from fxprune.errors import OptionError
 from fxprune.files import told, write_atomically
@@ -66,38 +64,35 @@ def _settings(result: Result) -> list[tuple[str, str]]:
     plan = result.plan
     entries = list(plan.entries.values())
     shared = {k: v for k, v in entries[0].settings.items() if all(entry.settings.get(k) == v for entry in entries)}
-    found = [("model", _told(plan.model)), ("data", _told(plan.data)), ("teacher", _told(plan.teacher))]
+    settings = [("model", _told(plan.model)), ("data", _told(plan.data)), ("teacher", _told(plan.teacher))]
     same = all(entry.optimizer == entries[0].optimizer for entry in entries)
     if same:
-        found.append(("optimizer", _told(entries[0].optimizer) if entries[0].optimizer else "the default, Adam"))
-    found.append(("all entries", _told(shared)))
+        settings.append(("optimizer", _told(entries[0].optimizer) if entries[0].optimizer else "the default, Adam"))
+    settings.append(("all entries", _told(shared)))
     for entry in entries:
         own: dict[str, Any] = {"method" if entry.method else "tool": entry.what}
         own |= {name: value for name, value in entry.settings.items() if name not in shared}
         own |= {"optimizer": entry.optimizer or "the default, Adam"} if not same else {}
         own |= {"options": entry.options} if entry.options else {}
         own |= {"start": entry.start} if entry.start != TEACHER else {}
-        found.append((f"**{_plain(entry.name)}**", _told(own)))
-    found += [("machine", text) for text in result.machines if text]
-    return found
+        settings.append((f"**{_plain(entry.name)}**", _told(own)))
+    return settings + [("machine", text) for text in result.machines if text]
 
 
 def _state(result: Result) -> list[str]:
     taught = ", ".join(f"{row['accuracy']:.2f} (seed {row['seed']})" for row in result.teachers)
     wanted = sum(len(entry.budgets) for entry in result.plan.entries.values()) * len(result.plan.seeds)
     lines = [f"Teachers, accuracy in %: {taught or 'none yet'}.", f"Pruned nets: {len(result.pruned)} of {wanted}."]
-    lines += ["", "Failed:", *(f"- {row['key']}: {_plain(str(row['error']))}" for row in result.failed)] * bool(
-        result.failed
-    )
-    return lines
+    failed = [f"- {row['key']}: {_plain(str(row['error']))}" for row in result.failed]
+    return [*lines, "", "Failed:", *failed] if failed else lines
 
 
 def _wide(result: Result, group: Group) -> list[str]:
-    """Mean accuracies only, to be taken in at a glance."""
-    lines = []
-    for entry in group.entries:
-        cells = [result.cell(entry.name, share) for share in group.budgets]
-        lines.append([_plain(entry.name), *(_mean(cell) for cell in cells)])
+    """Mean accuracies only: an overview."""
+    lines = [
+        [_plain(entry.name), *(_mean(result.cell(entry.name, share)) for share in group.budgets)]
+        for entry in group.entries
+    ]
     return table(["mean accuracy %", *group.budgets.values()], lines)
 
 
@@ -111,17 +106,11 @@ def _accuracy(result: Result, group: Group) -> list[str]:
             cell = result.cell(entry.name, share)
             if not cell:
                 continue
-            used = [row["used"] for row in cell]
-            line = [
-                _plain(entry.name),
-                budget,
-                _mean(cell),
-                ", ".join(f"{row['accuracy']:.2f}" for row in cell),
-                _number(mean(cell, "factor", "volume")),
-                _number(mean(cell, "factor", "flops")),
-                _range(used, 3) + (" OVER" if over(cell) else ""),
-            ]
-            line += [_number(mean(cell, "latency", size)) for size in sizes]
+            each = ", ".join(f"{row['accuracy']:.2f}" for row in cell)
+            factors = [_number(mean(cell, "factor", metric)) for metric in ("volume", "flops")]
+            used = _range([row["used"] for row in cell], 3) + (" OVER" if over(cell) else "")
+            times = [_number(mean(cell, "latency", size)) for size in sizes]
+            line = [_plain(entry.name), budget, _mean(cell), each, *factors, used, *times]
             known = [row["reached"] for row in cell if row.get("reached") is not None]
             lines.append([*line, _range(known, 2) if known else "–"] if reached else line)
     head += [f"latency, batch of {size}" for size in sizes]
@@ -140,13 +129,13 @@ def _differences(result: Result, group: Group) -> list[str]:
     return table([f"{_plain(group.reference)} minus", *group.budgets.values()], lines) if lines else []
 
 
-def told_difference(found: Difference) -> str:
+def told_difference(far: Difference) -> str:
     """
     >>> told_difference(Difference(1.26, 0.5, 3)), told_difference(Difference(-1.26, None, 1))
     ('+1.26 ± 0.50 ahead', '−1.26 (one seed)')
     """
-    mean = f"{'+' if found.mean >= 0 else _MINUS}{abs(found.mean):.2f}"
-    return f"{mean} (one seed)" if found.half is None else f"{mean} ± {found.half:.2f} {found.verdict}"
+    mean = f"{'+' if far.mean >= 0 else _MINUS}{abs(far.mean):.2f}"
+    return f"{mean} (one seed)" if far.half is None else f"{mean} ± {far.half:.2f} {far.verdict}"
 
 
 def _regular(result: Result) -> list[str]:
@@ -190,8 +179,8 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def _mean(cell: list[Row]) -> str:
-    found = mean(cell, "accuracy")
-    return "–" if found is None else f"{found:.2f}"
+    accuracy = mean(cell, "accuracy")
+    return "–" if accuracy is None else f"{accuracy:.2f}"
 
 
 def _number(value: float | None) -> str:
@@ -208,7 +197,7 @@ def _name(metric: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name, or an error, that breaks no table."""
+    """A name or an error, on one line and without the bars that would split a cell."""
     return re.sub(r"\s+", " ", name).replace("|", "/")
 
 
@@ -217,7 +206,7 @@ def _told(table: dict[str, Any]) -> str:
 
 
 def _own(value: Any) -> Any:
-    """Paths of this machine are left out."""
+    """Without the folders of absolute paths: they belong to this machine."""
     if isinstance(value, dict):
         return {name: _own(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -228,7 +217,7 @@ def _own(value: Any) -> Any:
 
 
 def write_all(result: Result, folder: Path) -> list[str]:
-    """Tables, figures and, where that is another folder, a copy of the rows; says what it wrote."""
+    """Write tables, figures and, into another folder than the plan's, a copy of the rows. Returns lines that say so."""
     if not result.pruned:
         return ["no pruned net is finished yet: there are no tables"]
     with told("written", folder, OptionError):
@@ -243,7 +232,7 @@ def _write(result: Result, folder: Path) -> list[str]:
     except ImportError:
         said = ["no figures: pip install matplotlib"]
     if folder.resolve() != result.plan.folder.resolve():
-        kept.write(folder / kept.ROWS, result.rows)
+        write_rows(folder / ROWS, result.rows)
     write_atomically(folder / "compare.csv", as_csv(result.pruned))
     write_atomically(folder / "compare.md", markdown(result, figures))
     files = ["compare.md", "compare.csv", *(f"{name}.png, {name}.svg" for name in figures)]

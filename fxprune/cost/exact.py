@@ -24,6 +24,7 @@ class Logic:
     def __init__(self, table: IdTable, roots: Ids) -> None:
         self.size, self.roots = table.size, roots
         self.steps = [_MixStep.of(block) if isinstance(block, Mix) else _JoinStep.of(block) for block in table.blocks]
+        self.reads_sizes = any(isinstance(block, Mix) and block.of_size for block in table.blocks)
 
     def alive(self, opened: Bools) -> Bools:
         alive = np.zeros((self.size, opened.shape[1]), dtype=bool)
@@ -40,6 +41,9 @@ class Logic:
         needed[self.roots] = True
         for step in reversed(self.steps):
             step.backwards(alive, needed)
+        if self.reads_sizes:
+            for step in reversed(self.steps):
+                step.backwards(alive, needed, sizes=True)
         return np.logical_and(alive, needed, out=alive)
 
 
@@ -47,18 +51,18 @@ class Logic:
 class _MixStep:
     shape: tuple[int, int]  # groups x rows
     out: slice
-    gate: Index | None
+    gates: tuple[Index, ...]
     inputs: Index
     reader: _Reader
+    of_size: bool
 
     @classmethod
     def of(cls, block: Mix) -> _MixStep:
         groups, rows = block.out.shape
-        start, gate = int(block.out.flat[0]), None
-        if (block.gate != OPEN).any():
-            gate = _index(block.gate)
-        inputs = _index(block.inputs)
-        return cls((groups, rows), slice(start, start + groups * rows), gate, inputs, _Reader(block.inputs))
+        start = int(block.out.flat[0])
+        gates = tuple(_index(gate) for gate in block.gate if (gate != OPEN).any())
+        inputs, out = _index(block.inputs), slice(start, start + groups * rows)
+        return cls((groups, rows), out, gates, inputs, _Reader(block.inputs), block.of_size)
 
     def forwards(self, alive: Bools, gates: Bools) -> None:
         groups, rows = self.shape
@@ -69,12 +73,20 @@ class _MixStep:
         if rows > 1:
             fed = fed.reshape(groups, 1, masks)
         out = alive[self.out].reshape(groups, rows, masks) if rows > 1 else alive[self.out]
-        if self.gate is None:
-            out[...] = fed
-        else:
-            np.logical_and(gates[self.gate].reshape(out.shape), fed, out=out)
+        out[...] = fed
+        for gate in self.gates:
+            np.logical_and(gates[gate].reshape(out.shape), out, out=out)
 
-    def backwards(self, alive: Bools, needed: Bools) -> None:
+    def backwards(self, alive: Bools, needed: Bools, *, sizes: bool = False) -> None:
+        """Of what only the size is read of (in a second pass, ``sizes``), the first living channel is needed, unless
+        another one is there anyway."""
+        if self.of_size:
+            if sizes:
+                living = alive[self.inputs]
+                asked = alive[self.out] & needed[self.out] & ~(living & needed[self.inputs]).any(0)
+                first = living & (np.cumsum(living, axis=0) == 1)
+                needed[self.inputs] |= first & asked
+            return
         groups, rows = self.shape
         asked = needed[self.out]
         demand = alive[self.out] & asked
@@ -106,7 +118,7 @@ class _JoinStep:
         for operand in self.operands[1:]:
             self.both(out, alive[operand], out=out)
 
-    def backwards(self, alive: Bools, needed: Bools) -> None:
+    def backwards(self, alive: Bools, needed: Bools, *, sizes: bool = False) -> None:
         demand = alive[self.out] & needed[self.out]
         for reader in self.readers:
             reader.ask(needed, demand)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fxprune.channels.facts import Channels, Mixer, by_name
+from fxprune.channels import Channels, Mixer, Product, Uncut, by_name
 from fxprune.channels.ids import ZERO, Ids, tensors
 from fxprune.cost.exact import Bools
 
@@ -21,8 +21,8 @@ Tensors = tuple[torch.Tensor, ...]
 class Counter:
     """Volume, FLOPs and parameters of the networks that compute given ids (ids x masks)."""
 
-    def __init__(self, channels: Channels) -> None:
-        self.layers, self.norms = by_name(channels.mixers), by_name(channels.affines)
+    def __init__(self, channels: Channels, logits: frozenset[str]) -> None:
+        self.layers = by_name(channels.mixers)
         calls_of = list(self.layers.values())
         self.unions: list[list[Ids]] = []  # of layers that are called several times
         self.size = channels.table.size
@@ -32,13 +32,21 @@ class Counter:
         self.columns = Segments([group for ids in columns for group in ids])
         self.groups = np.cumsum([0] + [len(ids) for ids in rows])[:-1]
         self.grouped = len(self.groups) < len(self.rows.starts)
-        norms = list(self.norms.values())
-        self.affines = Segments([self._union([part.ids.reshape(1, -1) for part in parts])[0] for parts in norms])
-        self.affine = np.array([parts[-1].count for parts in norms], dtype=np.int64)
+        affines = list(by_name(channels.affines).values())
+        reads = [np.concatenate([part.read for part in parts]) for parts in affines]
+        self.affines = Grids([self._union([part.ids for part in parts]) for parts in affines], reads)
+        self.affine = np.array([parts[-1].count for parts in affines], dtype=np.int64)
+        self.products = Products(channels.products)
+        self.factor = np.array([product.factor for product in channels.products], dtype=np.int64)
+        held = list(by_name(part for part in channels.uncut if part.params).values())
+        run = [[part] for part in channels.uncut if part.flops]
+        self.held, self.run = map(Wholes, (held, run))
+        self.holds = np.array([parts[0].params for parts in held], dtype=np.int64)
+        self.takes = np.array([part.flops for part, in run], dtype=np.int64)
         first = [calls[0] for calls in calls_of]
         self.kernel = np.array([call.kernel for call in first], dtype=np.int64)[:, None]
         self.bias = np.array([call.bias for call in first], dtype=np.int64)[:, None]
-        self.conv = np.array([call.is_conv for call in first])
+        self.counted = np.array([call.name not in logits for call in first], dtype=np.int64)[:, None]  # in the volume
         self.area = np.array([sum(c.area for c in calls) for calls in calls_of], dtype=np.int64)[:, None]
         self.sites = np.array([sum(c.sites for c in calls) for calls in calls_of], dtype=np.int64)[:, None]
         self.repeated = [(n, calls) for n, calls in enumerate(calls_of) if len(calls) > 1]
@@ -52,20 +60,19 @@ class Counter:
         self.size += calls[0].size
         return np.arange(start, self.size).reshape(calls[0].shape)
 
-    def count(self, present: Bools) -> tuple[Counts, Counts, Counts, Counts, Counts]:
-        """Volume, FLOPs and parameters of convolutions; FLOPs and parameters of everything else."""
-        known, conv = self._known(present), self.conv
-        volume, flops, size = self._by_layer(present, known)
-        return (
-            volume[conv].sum(0), flops[conv].sum(0), size[conv].sum(0), flops[~conv].sum(0),
-            size[~conv].sum(0) + self.affine @ self.affines.count(known),
-        )  # fmt: skip
+    def count(self, present: Bools) -> tuple[Counts, Counts, Counts]:
+        """Volume, FLOPs and parameters."""
+        known = self._known(present)
+        volume, flops, size = (part.sum(0) for part in self._by_layer(present, known))
+        flops = flops + self.factor @ self.products.count(present) + self.takes @ self.run.count(present)
+        size = size + self.affine @ self.affines.count(known) + self.holds @ self.held.count(present)
+        return volume, flops, size
 
     def by_layer(self, present: Bools) -> dict[str, tuple[int, int, int]]:
-        """Volume, FLOPs and parameters of every convolution, for one mask."""
+        """Volume, FLOPs and parameters of every layer, for one mask."""
         mask = present.reshape(-1, 1)
         found = np.concatenate(self._by_layer(mask, self._known(mask)), axis=1).tolist()
-        return {name: tuple(found[n]) for n, name in enumerate(self.layers) if self.conv[n]}
+        return {name: tuple(found[n]) for n, name in enumerate(self.layers)}
 
     def _known(self, present: Bools) -> Bools:
         """With what any of several calls computes."""
@@ -81,7 +88,7 @@ class Counter:
             rows = np.add.reduceat(rows, self.groups, axis=0)
         weights = rows * columns * self.kernel
         area, sites = self._places(present)
-        return rows * area, 2 * weights * sites, weights + rows * self.bias
+        return rows * area * self.counted, 2 * weights * sites, weights + rows * self.bias
 
     def _places(self, present: Bools) -> tuple[Counts, Counts]:
         """Positions per layer. A call whose result nobody reads is not made."""
@@ -96,19 +103,16 @@ class Counter:
         return area, sites
 
     @cached_property
-    def _indices(self) -> tuple[list[tuple[list[Mixer], Tensors, Tensors]], list[tuple[int, Tensors]]]:
-        layers = [(calls, tensors(*(c.ids for c in calls)), tensors(*(c.inputs for c in calls)))
-                  for calls in self.layers.values()]  # fmt: skip
-        return layers, [(parts[-1].count, tensors(*(part.ids for part in parts))) for parts in self.norms.values()]
+    def _indices(self) -> list[tuple[list[Mixer], Tensors, Tensors]]:
+        return [(calls, tensors(*(c.ids for c in calls)), tensors(*(c.inputs for c in calls)))
+                for calls in self.layers.values()]  # fmt: skip
 
     def expected(self, present: torch.Tensor, fixed: Sequence[int] = (0, 0, 0)) -> tuple[torch.Tensor, ...]:
-        """What ``count`` does, and beside the ``fixed`` costs of convolutions, for one network whose ids are there with
+        """What ``count`` does, and beside the ``fixed`` costs of layers, for one network whose ids are there with
         some probability: differentiable, and the same numbers for zeros and ones."""
         zero = present.new_zeros(())
         volume, flops, params = (zero + cost for cost in fixed)
-        other_flops, other_params = zero, zero
-        layers, norms = self._indices
-        for calls, ids, inputs in layers:
+        for counted, (calls, ids, inputs) in zip(self.counted[:, 0].tolist(), self._indices, strict=True):
             rows_of, columns_of = _any_of([present[i] for i in ids]), _any_of([present[i] for i in inputs])
             rows = rows_of.sum()
             live = 1 - (1 - rows_of).prod(1)  # per group
@@ -118,17 +122,16 @@ class Counter:
             made = [1 - (1 - present[i]).prod() if len(calls) > 1 else 1 for i in ids]
             area = sum(call.area * live for call, live in zip(calls, made, strict=True))
             sites = sum(call.sites * live for call, live in zip(calls, made, strict=True))
-            size = weights + (rows if calls[0].bias else zero)
-            if calls[0].is_conv:
-                volume = volume + rows * area
-                flops = flops + 2 * weights * sites
-                params = params + size
-            else:
-                other_flops = other_flops + 2 * weights * sites
-                other_params = other_params + size
-        for count, ids in norms:
-            other_params = other_params + count * _any_of([present[i] for i in ids]).sum()
-        return volume, flops, params, other_flops, other_params
+            volume = volume + counted * rows * area
+            flops = flops + 2 * weights * sites
+            params = params + weights + (rows if calls[0].bias else zero)
+        joined = [_any_of([present[torch.from_numpy(ids)] for ids in calls]) for calls in self.unions]
+        affines = self.affines.expected(torch.cat([present, *joined]))
+        for numbers, sums in ((self.affine, affines), (self.holds, self.held.expected(present))):
+            params = params + torch.from_numpy(numbers).to(sums) @ sums
+        for numbers, sums in ((self.factor, self.products.expected(present)), (self.takes, self.run.expected(present))):
+            flops = flops + torch.from_numpy(numbers).to(sums) @ sums
+        return volume, flops, params
 
 
 def _any_of(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -152,9 +155,75 @@ class Segments:
 
     def expected(self, present: torch.Tensor) -> torch.Tensor:
         """How many of each list, where ids are there with some probability."""
+        return present.new_zeros(self.starts.size).index_add(0, self._owners, present[torch.from_numpy(self.index)])
+
+    def any(self, present: torch.Tensor) -> torch.Tensor:
+        """How surely one of each list is there."""
+        none = present.new_ones(self.starts.size)
+        return 1 - none.scatter_reduce(0, self._owners, 1 - present[torch.from_numpy(self.index)], "prod")
+
+    @cached_property
+    def _owners(self) -> torch.Tensor:
         sizes = np.diff(np.append(self.starts, self.index.size))
+        return torch.from_numpy(np.repeat(np.arange(sizes.size), sizes))
+
+
+class Grids:
+    """Many lists of groups. A group that has any of its ids has as many as the one of its list that has the most;
+    none has any where none of the ids is there that ``read`` it."""
+
+    def __init__(self, grids: Sequence[Ids], read: Sequence[Ids]) -> None:
+        self.groups, self.read = Segments([group for grid in grids for group in grid]), Segments(read)
+        self.starts = np.cumsum([0, *map(len, grids)])[:-1]
+
+    def count(self, present: Bools) -> Counts:
+        if not self.starts.size:
+            return np.zeros((0, present.shape[1]), dtype=np.int64)
+        counts, read = self.groups.count(present), self.read.count(present) > 0
+        groups = np.add.reduceat((counts > 0).astype(np.int64), self.starts, axis=0)
+        found: Counts = groups * np.maximum.reduceat(counts, self.starts, axis=0) * read
+        return found
+
+    def expected(self, present: torch.Tensor) -> torch.Tensor:
+        """The same for expected numbers: for those that are known the same."""
+        sizes = np.diff(np.append(self.starts, self.groups.starts.size))
         owners = torch.from_numpy(np.repeat(np.arange(sizes.size), sizes))
-        return present.new_zeros(sizes.size).index_add(0, owners, present[torch.from_numpy(self.index)])
+        zeros = present.new_zeros(sizes.size)
+        groups = zeros.index_add(0, owners, self.groups.any(present))
+        return groups * zeros.scatter_reduce(0, owners, self.groups.expected(present), "amax") * self.read.any(present)
+
+
+class Products(Grids):
+    """Those of matrices; one that lacks all that it needs runs in full."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        super().__init__([part.ids for part in products], [part.read for part in products])
+        self.needs = Segments([part.needs for part in products])
+        self.sizes = np.array([part.ids.size for part in products], dtype=np.int64)
+
+    def count(self, present: Bools) -> Counts:
+        runs = self.read.count(present) > 0
+        has = self.needs.count(present) > 0
+        return super().count(present) * has + self.sizes[:, None] * (runs & ~has)
+
+    def expected(self, present: torch.Tensor) -> torch.Tensor:
+        runs = self.read.any(present) * (1 - self.needs.any(present))
+        return super().expected(present) * self.needs.any(present) + torch.from_numpy(self.sizes).to(runs) * runs
+
+
+class Wholes:
+    """Ops that are there where any of their ids is, and any of those that read them."""
+
+    def __init__(self, ops: Sequence[Sequence[Uncut]]) -> None:
+        self.own = Segments([np.concatenate([part.ids for part in parts]) for parts in ops])
+        self.read = Segments([np.concatenate([part.read for part in parts]) for parts in ops])
+
+    def count(self, present: Bools) -> Counts:
+        found: Counts = ((self.own.count(present) > 0) & (self.read.count(present) > 0)).astype(np.int64)
+        return found
+
+    def expected(self, present: torch.Tensor) -> torch.Tensor:
+        return self.own.any(present) * self.read.any(present)
 
 
 def _concatenated(lists: Iterable[Ids]) -> Ids:

@@ -87,8 +87,8 @@ class Latency:
         return self._segments.count(present).astype(np.float64)
 
     def at(self, widths: Floats) -> Floats:
-        found: Floats = self._of(torch.from_numpy(widths)).numpy()
-        return found
+        times: Floats = self._of(torch.from_numpy(widths)).numpy()
+        return times
 
     def expected(self, present: torch.Tensor) -> torch.Tensor:
         """For a network that computes each id with some probability."""
@@ -98,17 +98,22 @@ class Latency:
         return self.scale * self._sum(counts) ** self.power
 
     def _sum(self, counts: torch.Tensor) -> torch.Tensor:
-        t, n, m = len(self.tables), len(self.lines), len(self.meetings)
-        rows, columns, widths, one, other, result = counts.split([t, t, n, m, m, m])
+        rows, columns, widths, one, other, result = self._by_part(counts)
         once, each, meet_once, meet_each, copied = self._numbers
         narrow, new = torch.minimum(one, other), (result - torch.maximum(one, other)).detach().clamp(0, 1)
-        found: torch.Tensor = (
+        total: torch.Tensor = (
             self.rest
             + self._looked_up(rows, columns).sum(0)
             + once @ widths.clamp(max=1) + each @ widths
             + meet_once @ narrow.clamp(max=1) + meet_each @ narrow + copied @ (result * new)
         )  # fmt: skip
-        return found
+        return total
+
+    def _by_part(self, counts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Rows and columns of tables, widths of lines, both operands and results of meetings."""
+        t, n, m = len(self.tables), len(self.lines), len(self.meetings)
+        parts: tuple[torch.Tensor, ...] = counts.split([t, t, n, m, m, m])
+        return parts
 
     def smooth(self, present: torch.Tensor) -> torch.Tensor:
         """What to follow while training: a slope like that of ``expected``, but more channels never take less time.
@@ -121,8 +126,7 @@ class Latency:
         return steep[0] * self._even(counts)
 
     def _even(self, counts: torch.Tensor) -> torch.Tensor:
-        t, n, m = len(self.tables), len(self.lines), len(self.meetings)
-        rows, columns, widths, one, other, _ = counts.split([t, t, n, m, m, m])
+        rows, columns, widths, one, other, _ = self._by_part(counts)
         both, written, read = self._planes
         _, each, _, meet_each, _ = self._numbers
         total: torch.Tensor = (
@@ -144,11 +148,11 @@ class Latency:
         there = times > 0
         weights, before = times[there] / times.sum(), around[there, None]
 
-        def found(widths: Floats) -> Floats:
+        def worth(widths: Floats) -> Floats:
             answer: Floats = weights @ np.log(np.maximum(widths[there], 0.5) / before)  # nothing is half a channel
             return answer
 
-        return found
+        return worth
 
     def fit(self, present: npt.NDArray[np.bool_], times: Floats) -> None:
         """Let two networks (ids x 2), the slower one last, take exactly these times."""
@@ -169,13 +173,13 @@ class Latency:
     @cached_property
     def _planes(self) -> tuple[torch.Tensor, ...]:
         """Of each table: what a pair of channels, a written and a read one take."""
-        found = []
+        planes = []
         for table in self.tables:
             rows, columns = (grid.reshape(-1) for grid in np.meshgrid(table.at_rows, table.at_columns, indexing="ij"))
             features = np.stack([rows * columns, rows, columns, np.ones_like(rows)], 1)
             inside = (rows > 0) & (columns > 0)
-            found.append(not_negative(features[inside], table.times.reshape(-1)[inside])[:3])
-        return torch.tensor(found, dtype=torch.float64).reshape(-1, 3).unbind(1)
+            planes.append(not_negative(features[inside], table.times.reshape(-1)[inside])[:3])
+        return torch.tensor(planes, dtype=torch.float64).reshape(-1, 3).unbind(1)
 
     @cached_property
     def _segments(self) -> Segments:

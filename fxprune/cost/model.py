@@ -1,4 +1,4 @@
-"""What a network costs: volume, FLOPs and parameters of its convolutions, counted as the paper counts them.
+"""What a network costs: volume, FLOPs and parameters, as anybody else counts them.
 
 Exact for masks, and the differentiable expectation for probabilities.
 """
@@ -6,13 +6,13 @@ Exact for masks, and the differentiable expectation for probabilities.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from fxprune.channels.facts import Channels
+from fxprune.channels import Channels
 from fxprune.channels.ids import FIXED, ONE, IdTable
 from fxprune.cost.exact import Bools, Logic
 from fxprune.cost.formula import Counter
@@ -24,21 +24,19 @@ LATENCY = "latency"  # is measured
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs per sample. ``volume``, ``flops`` (2 x multiply-adds) and ``params`` count convolutions, and linear layers
-    that are applied at every position of a map or to every token, which is the same; ``network_flops`` adds the other
-    linear layers, ``network_params`` everything that has parameters; of a pruned network an estimate, which loose
-    parameters and norms over several channels put wrong. ``latency`` is the time in nanoseconds of the example's batch
-    on this machine, by a model of it, where a budget asks for that; else None.
+    """Costs per sample. ``volume`` counts the outputs of convolutions and of linear layers, but for linear layers that
+    alone write a model output (logits). ``flops`` is 2 x the multiply-adds of convolutions, linear layers and products
+    of matrices (attention has two), as ``torch.utils.flop_counter`` counts them. ``params`` counts every parameter.
+    ``latency`` is the time in nanoseconds of the example's batch on this machine, by a model of it, where a budget asks
+    for that; else None.
 
-    >>> Cost(volume=1024, flops=2048, params=12, network_flops=2048, network_params=12).volume
+    >>> Cost(volume=1024, flops=2048, params=12).volume
     1024
     """
 
     volume: Any
     flops: Any
     params: Any
-    network_flops: Any
-    network_params: Any
     latency: Any = None
 
     def __getitem__(self, metric: str) -> Any:
@@ -51,15 +49,15 @@ class Cost:
 class CostModel:
     """The cost of a network as a function of its gates."""
 
-    def __init__(self, channels: Channels, fixed_params: int) -> None:
+    def __init__(self, channels: Channels, params: int, logits: frozenset[str]) -> None:
         self.table: IdTable = channels.table
+        self.params = params  # of the unpruned network, whatever reads them
         self.latency: Latency | None = None  # once it has been measured
-        leaves = channels.trace.leaves  # counted, never pruned
-        self.fixed = tuple(sum(getattr(leaf, metric) for leaf in leaves) for metric in METRICS)
-        self.fixed_params = fixed_params - self.fixed[2]
+        leaves = channels.trace.leaves  # counted, never pruned; their parameters are among those that are not cut
+        self.fixed = sum(leaf.volume for leaf in leaves), sum(leaf.flops for leaf in leaves), 0
         roots = np.unique(np.concatenate([[ONE, FIXED], *channels.outputs, *(f.ids for f in channels.freezes)]))
         self.roots = torch.from_numpy(roots)
-        self.logic, self.counter = Logic(channels.table, roots), Counter(channels)
+        self.logic, self.counter = Logic(channels.table, roots), Counter(channels, logits)
 
     def physical(self, gates: torch.Tensor) -> torch.Tensor:
         """Per id, how surely the pruned network computes it: alive and needed."""
@@ -81,9 +79,13 @@ class CostModel:
 
     def of_ids(self, present: torch.Tensor) -> Cost:
         """Costs of a network that computes each id with the given probability."""
-        volume, flops, params, other_flops, other_params = self.counter.expected(present, self.fixed)
         time = None if self.latency is None else self.latency.expected(present)
-        return Cost(volume, flops, params, flops + other_flops, params + other_params + self.fixed_params, time)
+        volume, flops, params = self.counter.expected(present, self.fixed)
+        return Cost(volume, flops, params, time)
+
+    def full(self, variables: int) -> Cost:
+        """Of the unpruned network."""
+        return replace(self.exact(np.ones(variables, dtype=bool)), params=self.params)
 
     def exact(self, opened: Bools) -> Cost:
         """Whole numbers for a mask over the gate variables; an array of them for many masks (variables x masks)."""
@@ -92,9 +94,7 @@ class CostModel:
     def of_present(self, present: Bools, many: bool = False) -> Cost:
         """Whole numbers for exactly these ids."""
         present = present if many else present.reshape(-1, 1)
-        volume, flops, params, *other = self.counter.count(present)
-        volume, flops, params = volume + self.fixed[0], flops + self.fixed[1], params + self.fixed[2]
-        counts = [volume, flops, params, flops + other[0], params + other[1] + self.fixed_params]
+        counts = [count + fixed for count, fixed in zip(self.counter.count(present), self.fixed, strict=True)]
         if self.latency is not None:
             counts.append(np.ceil(self.latency.exact(present)).astype(np.int64))
         return Cost(*(counts if many else (int(count[0]) for count in counts)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import log
 from typing import Any
@@ -39,16 +38,18 @@ class Site:
     """
 
     ids: torch.Tensor
-    gate: torch.Tensor | None
+    gate: torch.Tensor | None  # variables of each channel, one after the other: its factor is the product of theirs
     in_norm: bool = False  # the multiply hides in a batch norm, which takes a plain vector
     samples: bool = True  # lie on axis 0; else one draw for all of them has to do
     has_open: bool = field(init=False)  # some channels hang on no gate variable
     start: int = field(init=False)  # where its variables start if they are a run of the flat parameter, else -1
 
     def __post_init__(self) -> None:
+        if self.gate is not None:  # few channels hang on several
+            self.gate = self.gate[[bool((one != OPEN).any()) for one in self.gate]]
         flat = self.gate.reshape(-1) if self.gate is not None else torch.zeros(0, device="cpu")
         self.has_open = bool((flat == OPEN).any())
-        run = flat.numel() > 0 and not self.has_open and bool((flat[1:] - flat[:-1] == 1).all())
+        run = flat.numel() == self.ids.numel() and not self.has_open and bool((flat[1:] - flat[:-1] == 1).all())
         self.start = int(flat[0]) if run else -1
 
     @property
@@ -78,22 +79,6 @@ class Gate:
         return f"Gate({int(self.mask.sum())} of {len(self)} open)"
 
 
-class Gates(Mapping[str, Gate]):
-    """Ordered: layer name -> gate."""
-
-    def __init__(self, bank: GateBank, ranges: dict[str, tuple[int, int]]) -> None:
-        self._gates = {name: Gate(bank, start, count) for name, (start, count) in ranges.items()}
-
-    def __getitem__(self, name: str) -> Gate:
-        return self._gates[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._gates)
-
-    def __len__(self) -> int:
-        return len(self._gates)
-
-
 class GateBank(nn.Module):
     """All gate variables. Called once per forward pass, it gives every site its factor or mask.
 
@@ -105,8 +90,8 @@ class GateBank(nn.Module):
     log_alpha: nn.Parameter
     hard: torch.Tensor
     is_hard: torch.Tensor
-
     choices: torch.Tensor
+    places: torch.Tensor | None  # in attention heads; of a state that is loaded they must be the same
 
     def __init__(
         self, count: int, table: IdTable, sites: list[Site], choices: torch.Tensor, dtype: torch.dtype,
@@ -129,6 +114,11 @@ class GateBank(nn.Module):
         self.hard.copy_(opened)
         self.is_hard.fill_(True)
         self.hardened = True
+
+    def is_placed(self, places: torch.Tensor) -> bool:
+        """Whether these are its places in attention heads; of another net nothing can be said."""
+        own = self.places
+        return own is None or own.shape != places.shape or torch.equal(places.cpu(), own.cpu())
 
     def soften(self) -> None:
         """Let the gates decide again."""
@@ -172,7 +162,9 @@ class GateBank(nn.Module):
         alive = self.table.alive((values.detach() != 0).to(values.dtype))
         padded = torch.cat([values, values.new_ones(1)])
         return [
-            (alive[site.ids] * padded[site.gate]).reshape(site.shape) if site.gate is not None else alive[site.ids] > 0
+            (alive[site.ids] * padded[site.gate].prod(0)).reshape(site.shape)
+            if site.gate is not None
+            else alive[site.ids] > 0
             for site in self.sites
         ]
 
@@ -193,23 +185,15 @@ class GateBank(nn.Module):
         drawn = (z.detach() != 0).to(z.dtype)
         alive = self.table.alive(drawn if z.ndim == 1 else drawn.amax(0)) if masks else z
         padded = torch.cat([z, z.new_ones(*z.shape[:-1], 1)], -1) if any(site.has_open for site in self.sites) else z
-        found = []
-        for site in self.sites:
-            if site.gate is None:
-                found.append(alive[site.ids] > 0)
-                continue
-            taken = (
-                z[..., site.start : site.start + site.gate.numel()]
-                if site.start >= 0
-                else padded[..., site.gate.reshape(-1)]
-            )
+
+        def factor(site: Site, gate: torch.Tensor) -> torch.Tensor:
+            run = slice(site.start, site.start + gate.numel())
+            own = z[..., run] if site.start >= 0 else padded[..., gate.flatten(1)].prod(-2)
             if z.ndim == 1:
-                found.append(taken.reshape(site.shape))
-            elif site.samples:
-                found.append(taken.reshape(z.shape[0], *site.gate.shape[1:]))
-            else:
-                found.append(taken[0].reshape(site.gate.shape))
-        return found
+                return own.reshape(site.shape)
+            return own.reshape(-1, *site.ids.shape[1:]) if site.samples else own[0].reshape(site.ids.shape)
+
+        return [factor(site, site.gate) if site.gate is not None else alive[site.ids] > 0 for site in self.sites]
 
 
 class Gaussian(nn.Module):
@@ -307,9 +291,9 @@ GATED = {
 
 def gated_norm(norm: nn.Module) -> nn.Module:
     """The same batch norm (one set of parameters, buffers and hooks), called with a gate."""
-    made: nn.Module = object.__new__(GATED[type(norm)])  # type: ignore[index]
-    object.__setattr__(made, "__dict__", norm.__dict__)
-    return made
+    gated: nn.Module = object.__new__(GATED[type(norm)])  # type: ignore[index]
+    object.__setattr__(gated, "__dict__", norm.__dict__)
+    return gated
 
 
 def apply_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

@@ -1,80 +1,27 @@
-"""Insert gates and liveness masks into the traced graph. A wrapped net keeps the names of its original, in its
-checkpoints too, and needs some for itself."""
+"""Insert gates and liveness masks into the traced graph."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import operator
 from collections import Counter
-from collections.abc import Collection
-from keyword import iskeyword
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import fx, nn
 
 from fxprune.analysis import Analysis
-from fxprune.channels.facts import Channels
-from fxprune.channels.ids import OPEN, Ids
+from fxprune.channels import Channels
+from fxprune.channels.ids import OPEN, Ids, Mix
+from fxprune.cost.exact import Bools
 from fxprune.count import batch_size
-from fxprune.errors import ModelError
-from fxprune.gated.bank import GATED, Site, apply_gate, apply_mask
+from fxprune.gated.bank import GATED, GateBank, Site, apply_gate, apply_mask
+from fxprune.gated.names import BANK
 from fxprune.rules import Flow
-from fxprune.torch_private import unsaved_buffers
-
-
-def keep_unread(root: nn.Module, made: nn.Module) -> None:
-    """Parameters that the graph does not read (auxiliary heads) stay, so that the original's checkpoints load."""
-    present = set(made.state_dict(keep_vars=True))
-    for name in root.state_dict(keep_vars=True):
-        if name in present:
-            continue
-        source, target = root, made
-        *owners, leaf = name.split(".")
-        for atom in owners:
-            if atom not in target._modules:
-                target.add_module(atom, source.get_submodule(atom))
-                break
-            source, target = source.get_submodule(atom), target.get_submodule(atom)
-        else:
-            if leaf in source._parameters:
-                target.register_parameter(leaf, source._parameters[leaf])
-            elif leaf in source._buffers:
-                target.register_buffer(leaf, source._buffers[leaf])
-        present = set(made.state_dict(keep_vars=True))
-
-
-def keep_passing(root: nn.Module, made: nn.Module) -> None:
-    """What is in no checkpoint of the original (tensors that are no buffers, too) is in none of the wrapped net."""
-    owners = dict(root.named_modules(remove_duplicate=False))
-    for path, module in made.named_modules():
-        owner = owners.get(path, module)
-        for name, _ in module.named_buffers(recurse=False) if owner is not module else ():
-            if name not in owner._buffers or name in unsaved_buffers(owner):
-                unsaved_buffers(module).add(name)
-
-
-def check_names(model: nn.Module, graph: fx.Graph, own: str, taken: Collection[str]) -> None:
-    """Refuse names that start like our ``own``, or are ``taken`` by something else in a wrapped or exported net, and
-    words of Python's, which no graph can be written with."""
-    paths = [str(node.target).split(".") for node in graph.nodes if node.op in ("get_attr", "call_module")]
-    for path in paths:
-        for word in filter(iskeyword, path):
-            raise ModelError(
-                f"the name {'.'.join(path)!r} has a word of Python's in it, {word!r}: no code can be written with it",
-                fix=f"rename it, for example to {word + '_'!r}",
-            )
-    for name in (*model._modules, *model._parameters, *model._buffers, *(path[0] for path in paths)):
-        if name.startswith(own):
-            raise ModelError(f"the model has gates already, in {name!r}", fix="wrap the original, or the slim net")
-        if name in taken:
-            raise ModelError(
-                f"the model has a submodule, parameter or buffer {name!r}, which is the name of something else "
-                "in a wrapped or exported net",
-                fix=f"rename it, for example self.{name} to self.{name.strip('_')}_layer",
-            )
-
-
-BANK = "fxprune_gates"
+from fxprune.trace import real_root
 
 
 def find_sites(analysis: Analysis) -> list[tuple[fx.Node, Site]]:
@@ -82,69 +29,99 @@ def find_sites(analysis: Analysis) -> list[tuple[fx.Node, Site]]:
     channels = analysis.channels
     mortal = _mortal(analysis)
     gate_of, batch = _gate_of(channels), batch_size(*channels.trace.example)
-    found: dict[fx.Node, Site] = {}
+    sites: dict[fx.Node, Site] = {}
     for mixer in channels.mixers:
         node = channels.anchors.get(mixer.node, mixer.node)
         flow = channels.flows[node]
-        gate = gate_of[mixer.ids.reshape(flow.ids.shape)]  # what flows on may hang on more than its gate
+        gate = gate_of[:, mixer.ids.reshape(flow.ids.shape)]  # what flows on may hang on more than its gate
         if (gate != OPEN).any():
             samples = node.meta["value"].shape[0] == batch and flow.ids.shape[0] == 1
-            found[node] = Site(torch.from_numpy(flow.ids), torch.from_numpy(gate), samples=samples)
+            sites[node] = Site(torch.from_numpy(flow.ids), torch.from_numpy(gate), samples=samples)
         elif mortal[flow.ids].any():
-            found[node] = Site(torch.from_numpy(flow.ids), None)
+            sites[node] = Site(torch.from_numpy(flow.ids), None)
     for node in channels.masks:
         flow = channels.flows[node]
-        if isinstance(flow, Flow) and mortal[flow.ids].any() and node not in found:
-            found[node] = Site(torch.from_numpy(flow.ids), None)
-    order = {node: position for position, node in enumerate(channels.trace.graph.nodes)}
-    return sorted(found.items(), key=lambda item: order[item[0]])
+        if isinstance(flow, Flow) and mortal[flow.ids].any() and node not in sites:
+            sites[node] = Site(torch.from_numpy(flow.ids), None)
+    return [(node, sites[node]) for node in channels.trace.graph.nodes if node in sites]
 
 
 def _gate_of(channels: Channels) -> Ids:
-    gate = np.full(channels.table.size, OPEN, dtype=np.int64)
-    for block in channels.table.blocks:
-        if hasattr(block, "gate"):
-            gate[block.out] = block.gate
+    """Per id its gate variables; of most ids there is one, or none."""
+    blocks = [block for block in channels.table.blocks if isinstance(block, Mix)]
+    gate = np.full((max((len(block.gate) for block in blocks), default=1), channels.table.size), OPEN, dtype=np.int64)
+    for block in blocks:
+        gate[: len(block.gate), block.out] = block.gate
     return gate
 
 
-def _mortal(analysis: Analysis) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _mortal(analysis: Analysis) -> Bools:
     """Ids that some mask can kill."""
     closed = torch.zeros(analysis.variables, dtype=torch.float64, device="cpu")
-    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = analysis.channels.table.alive(closed).numpy() == 0
-    return found
+    mortal: Bools = analysis.channels.table.alive(closed).numpy() == 0
+    return mortal
 
 
-def insert(graph: fx.Graph, root: nn.Module, sites: list[tuple[str, Site]]) -> list[str]:
-    """Edit a copy of the traced graph: one call of the gate bank, then a factor or mask behind each site's node.
+@dataclass(frozen=True, eq=False)
+class GatedGraph:
+    """A model whose graph has gates."""
 
-    A batch norm of its own takes the factor in; returns the names of these.
+    root: nn.Module  # a copy of the model, with the gates as one more module
+    graph: fx.Graph
+    name: str  # of the model's class
+    norms: list[str]  # batch norms that take their gate in
+    in_place: list[str]  # modules that write in place in the model, and not in the graph
+
+
+def insert_gates(model: nn.Module, analysis: Analysis) -> GatedGraph:
+    """One call of the gate bank, then a factor or mask behind each site's node.
+
+    A batch norm that is called once takes the factor in.
     """
-    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
-    taken_in: list[str] = []
+    trace = analysis.channels.trace
+    in_place = [name for name, module in model.named_modules() if getattr(module, "inplace", False) is True]
+    root, graph = real_root(trace, model), copy.deepcopy(trace.graph)
+    sites = find_sites(analysis)
+    root.add_module(BANK, _bank_for(model, analysis, [site for _, site in sites]))
     nodes = {node.name: node for node in graph.nodes}
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    with graph.inserting_before(first):
-        given = [n for n in graph.nodes if n.op == "placeholder" and isinstance(n.meta.get("value"), torch.Tensor)]
-        bank = graph.call_module(BANK, tuple(given[:1]))
-        for node in list(graph.nodes):
-            if node.op == "placeholder" and isinstance(node.meta.get("value"), torch.Tensor):
-                rank = graph.call_method("dim", (node,))
-                same = graph.call_function(operator.eq, (rank, node.meta["value"].ndim))
-                graph.call_function(torch._assert, (same, f"fxprune: {node.name} has another rank than the example"))
-    for number, (name, site) in enumerate(sites):
-        node = nodes[name]
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+    bank, norms = _call_bank(graph), []
+    for number, (original, site) in enumerate(sites):
+        node = nodes[original.name]
         with graph.inserting_after(node):
             factor = graph.call_function(operator.getitem, (bank, number))
-        norm = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if site.gate is not None and type(norm) in GATED and norm.affine and calls[node.target] == 1:  # type: ignore[union-attr]
+        norm: Any = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if site.gate is not None and type(norm) in GATED and norm.affine and calls[node.target] == 1:
             node.prepend(factor)
             node.args = (node.args[0], factor)
             site.in_norm = True
-            taken_in.append(str(node.target))
+            norms.append(str(node.target))
             continue
         with graph.inserting_after(factor):
             gated = graph.call_function(apply_gate if site.gate is not None else apply_mask, (node, factor))
         node.replace_all_uses_with(gated, delete_user_cb=lambda user, keep=gated: user is not keep)
     graph.lint()
-    return taken_in
+    return GatedGraph(root, graph, type(model).__name__, norms, in_place)
+
+
+def _bank_for(model: nn.Module, analysis: Analysis, sites: list[Site]) -> nn.Module:
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
+    choices = torch.from_numpy(analysis.guards.choices)
+    bank = GateBank(analysis.variables, analysis.channels.table, sites, choices, like.dtype, like.device)
+    places = [place for rows in analysis.places.values() for place in rows]
+    bank.register_buffer("places", torch.tensor(places, device=like.device) if places else None)
+    return bank.train(model.training)
+
+
+def _call_bank(graph: fx.Graph) -> fx.Node:
+    """Before everything else, with the first input, which knows how many samples there are; and check the inputs."""
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    inputs = [node for node in given if isinstance(node.meta.get("value"), torch.Tensor)]
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        bank = graph.call_module(BANK, tuple(inputs[:1]))
+        for node in inputs:
+            rank = graph.call_method("dim", (node,))
+            same = graph.call_function(operator.eq, (rank, node.meta["value"].ndim))
+            graph.call_function(torch._assert, (same, f"fxprune: {node.name} has another rank than the example"))
+    return bank

@@ -7,9 +7,7 @@ loss. Here λ is found while training:
 * the price rises while the network is heading for more than the sliding budget b allows, and falls otherwise. Where it
   is heading is read off the speed of the gates, since a gate takes a while from fully open to closed;
 * gates take steps of their own, normalised like Adam's and measured in progress, not in learning rates: whatever
-  optimizer holds them and however long training is, a gate can cross its range several times, and none runs away;
-* what is still over budget is closed at once, if it is about to close anyway; far over it, whoever comes next; and far
-  under it gates are opened again.
+  optimizer holds them and however long training is, a gate can cross its range several times, and none runs away.
 
 How much of each, and which of them at all, is a ``Steering``.
 """
@@ -53,20 +51,15 @@ class Steering:
     ahead: float = 0.04  # of progress: where the network is heading, which is compared with the budget of that moment
     interval: str = "sliding"  # of the barrier: around b; or "fixed": from just below the target, as in the paper, to b
     margin: float = 0.1  # of b: half the width of the sliding interval
-    ceiling: float = CEILING  # of the barrier, and of price x barrier
+    ceiling: float = CEILING  # of the barrier, and of 2 x price x barrier
     own_steps: bool = True  # gates take steps that are measured in progress, not in learning rates
     speed: float = 50.0  # how far a gate can travel by them from progress 0 to 1
     rate: float | None = None  # of gates that the optimizer moves; by default what suits Adam (gate_rate)
-    closes: bool = True  # gates at once, where the cost is over the budget
-    slack: float = 1.01  # times the budget: above it those go that are about to close anyway
-    most: float = 1.03  # times the budget: above it the lowest go
-    opens: bool = True  # gates again, the highest first, where the cost is far under the budget
-    least: float = 0.8  # times the budget: that is far
     start: str = "open"  # of the gates; or "random": near 0, as in the paper, where they let half through
     hardness: float = HARDNESS  # of the sigmoid along which the budget slides
 
     def __post_init__(self) -> None:
-        for name in ("scaled", "own_steps", "closes", "opens"):
+        for name in ("scaled", "own_steps"):
             check_switch(name, getattr(self, name))
         check_choice("interval", self.interval, INTERVALS)
         check_choice("start", self.start, STARTS)
@@ -90,8 +83,7 @@ def gate_rate(steps: int) -> float:
 
 RANGES = {
     "price": (1e-4, 1e3), "gain": (0, 1e6), "ahead": (0, 0.5), "margin": (1e-3, 0.5), "ceiling": (1e-3, 1e30),
-    "speed": (1e-3, 1e6), "rate": (1e-12, 1e3), "slack": (1, 10), "most": (1, 10), "least": (0, 1),
-    "hardness": (0.1, 100),
+    "speed": (1e-3, 1e6), "rate": (1e-12, 1e3), "hardness": (0.1, 100),
 }  # fmt: skip
 
 
@@ -99,8 +91,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 SMOOTH = 0.01  # of progress: over which the speed of gates is averaged
-BESIDE = 0.02  # the threshold: where a gate is put that is closed or opened at once
-NEAR = 1.0  # a gate this close to closing may be closed at once
+LONGEST = 1.0  # step of a gate, of its range of 7
 REFRESH = 10  # steps between two looks at what a gate costs (through everything that hangs on it)
 MEMORY = 0.008  # of progress: of the gates' momentum, which must be shorter than the look ahead
 BETA_1, BETA_2, BETA_SCALE = 0.9, 0.99, 0.95
@@ -216,9 +207,8 @@ class Pressure(nn.Module):
         root = (self.square / (1 - BETA_2**steps)).sqrt() + 1e-30
         direction = (self.mean / (1 - beta**steps) / root).clamp(-1, 1)
         if self.steering.own_steps:
-            gates.sub_(min(self.steering.speed * passed, NEAR) * direction).clamp_(LOWEST, HIGHEST)
+            gates.sub_(min(self.steering.speed * passed, LONGEST) * direction).clamp_(LOWEST, HIGHEST)
         self.speed.lerp_((gates - self.place) / passed, 1 - math.exp(-passed / SMOOTH))
-        self._correct(progress)
         gates.copy_(torch.where(self.bank.kept(), gates.clamp(min=KEPT_AT), gates))
         self.place.copy_(gates)
         self.steps.fill_(steps)
@@ -230,44 +220,6 @@ class Pressure(nn.Module):
             dist.all_reduce(gradient)
             gradient = gradient / dist.get_world_size()
         return gradient
-
-    def _correct(self, progress: float) -> None:
-        """Close what is over the budget, open again what is far under it."""
-        now = self.bank.log_alpha.detach().double().cpu().numpy()
-        budgets = self.budgets(progress)
-        moved = now
-        if self.steering.closes:
-            moved = self._closed(moved, budgets, self.steering.slack, NEAR)
-            moved = self._closed(moved, budgets, self.steering.most, math.inf)
-        if self.steering.opens:
-            moved = self._opened(moved, budgets)
-        if moved is not now:
-            self.bank.log_alpha.copy_(torch.from_numpy(moved).to(self.bank.log_alpha))
-
-    def _closed(self, now: Floats, budgets: list[float], slack: float, near: float) -> Floats:
-        """As few gates within ``near`` of closing as bring the cost under ``slack`` times the budgets."""
-        limits = [slack * b for b in budgets]
-        if self._fits(now, limits):
-            return now
-        which = np.flatnonzero((now > CLOSED_AT) & (now < CLOSED_AT + near))
-        which = which[np.argsort(now[which], kind="stable")]
-        count = _first(which.size, lambda count: self._fits(_put(now, which[:count], -BESIDE), limits))
-        return _put(now, which[:count], -BESIDE)
-
-    def _opened(self, now: Floats, budgets: list[float]) -> Floats:
-        """As few gates as bring the cost over the least of a budget that is to be used."""
-        limits = [self.steering.least * b for b in budgets]
-        if not self._fits(now, limits):
-            return now
-        which = np.flatnonzero(now <= CLOSED_AT)
-        which = which[np.argsort(-now[which], kind="stable")]
-        count = _first(which.size, lambda count: not self._fits(_put(now, which[:count], BESIDE), limits))
-        moved = _put(now, which[:count], BESIDE)
-        fits = self._fits(moved, [self.steering.slack * b for b in budgets])
-        return moved if fits else now  # a gate may bring a whole block back
-
-    def _fits(self, log_alpha: Floats, limits: list[float]) -> bool:
-        return all(cost <= limit for cost, limit in zip(self._cost(log_alpha), limits, strict=True))
 
     # ------------------------------------------------------------ the loss
 
@@ -362,23 +314,3 @@ class _Press(torch.autograd.Function):
         ctx.pressure.push.copy_(ctx.push)
         ctx.pressure.pushed.add_(float(asked))
         return ctx.push * asked, None, None, None
-
-
-def _put(log_alpha: Floats, which: npt.NDArray[np.int64], where: float) -> Floats:
-    """These gates beside the threshold."""
-    moved: Floats = log_alpha.copy()
-    moved[which] = CLOSED_AT + where
-    return moved
-
-
-def _first(most: int, holds: Callable[[int], bool]) -> int:
-    """The smallest count from which on it holds, ``most`` if it never does.
-
-    >>> _first(100, lambda count: count >= 37)
-    37
-    """
-    least = 0
-    while least < most:
-        middle = (least + most) // 2
-        least, most = (least, middle) if holds(middle) else (middle + 1, most)
-    return least

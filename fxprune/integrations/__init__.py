@@ -1,1 +1,1 @@
-"""Other people's training loops. Each file needs a package of its own, and nothing else of fxprune imports it."""
+"""Training loops of other packages. Each file needs its package; nothing else in fxprune imports the file."""

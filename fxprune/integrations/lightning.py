@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from fxprune.api import export, wrap
 from fxprune.errors import OptionError
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -65,8 +65,7 @@ class FxPruneCallback(Callback):
 
     def _net(self, pl_module: LightningModule) -> nn.Module:
         try:
-            found: nn.Module = pl_module.get_submodule(self.network)
-            return found
+            return pl_module.get_submodule(self.network)
         except AttributeError as error:
             names = ", ".join(name for name, _ in pl_module.named_children()) or "none"
             raise OptionError(
@@ -75,20 +74,20 @@ class FxPruneCallback(Callback):
             ) from error
 
     def _example(self, pl_module: LightningModule) -> Any:
-        found = self.example_inputs if self.example_inputs is not None else pl_module.example_input_array
-        if found is None:
+        example = self.example_inputs if self.example_inputs is not None else pl_module.example_input_array
+        if example is None:
             raise OptionError(
                 "nobody says what the network is called with",
                 fix="write FxPruneCallback(..., example_inputs=torch.zeros(1, 3, 32, 32))",
             )
-        return found
+        return example
 
     # ------------------------------------------------------------ training with gates
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(self._net(pl_module), Wrapped) and trainer.current_epoch >= self.epochs:
             self._swap(pl_module)
-            trainer.strategy.setup_optimizers(trainer)  # those of the wrapped net hold parameters that are gone
+            trainer.strategy.setup_optimizers(trainer)  # the old optimizers hold parameters of the wrapped net
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         net = self._net(pl_module)
@@ -99,7 +98,7 @@ class FxPruneCallback(Callback):
             net.progress = min(done / (self.epochs * trainer.num_training_batches), 1.0)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """``loss`` is scaled already (half precision, micro-batches): the budget's part must be, too."""
+        """``loss`` is already scaled (half precision, micro-batches): the loss of the budget must be scaled, too."""
         net = self._net(pl_module)
         if isinstance(net, Wrapped):
             scaler = getattr(trainer.precision_plugin, "scaler", None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from torch import fx, nn
 
-from fxprune.channels.facts import Channels, Mixer
+from fxprune.channels import Channels, Mixer
 from fxprune.channels.ids import Ids, Join
 from fxprune.latency.stopwatch import by_op, example_inputs, in_turns, usual_ratio
 from fxprune.rules import Flow
@@ -68,13 +68,13 @@ def faster_joins(
 
 def joins_of(channels: Channels) -> dict[Join, fx.Node]:
     """The id table's joins and the ops that make them."""
-    made = {int(join.out[0]): join for join in channels.table.blocks if isinstance(join, Join)}
-    found: dict[Join, fx.Node] = {}
+    joins = {int(join.out[0]): join for join in channels.table.blocks if isinstance(join, Join)}
+    nodes: dict[Join, fx.Node] = {}
     for node, flow in channels.flows.items():
         first = int(flow.ids.min()) if isinstance(flow, Flow) and flow.ids.size else -1
-        if first in made:
-            found.setdefault(made[first], node)
-    return found
+        if first in joins:
+            nodes.setdefault(joins[first], node)
+    return nodes
 
 
 def _written(channels: Channels, present: Bools, join: Join) -> list[int]:

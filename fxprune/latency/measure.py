@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from fxprune.analysis import Analysis
-from fxprune.channels.facts import Mixer
+from fxprune.channels import Mixer
 from fxprune.channels.ids import FIXED, ONE, ZERO, Ids
 from fxprune.cost.latency import Latency, Line, Meeting, Table, not_negative
 from fxprune.latency.auto import joins_of
@@ -98,13 +98,13 @@ def _time(layer: Any, rows: int, columns: int, groups: int, shape: tuple[int, ..
     kind, more = kind_of(layer), settings(layer)  # type: Any, dict[str, Any]
     if groups > 1:
         more["groups"] = groups
-    made = kind(columns, rows, bias=layer.bias is not None, dtype=layer.weight.dtype, device=device, **more)
+    resized = kind(columns, rows, bias=layer.bias is not None, dtype=layer.weight.dtype, device=device, **more)
     sizes = (*shape[:-1], columns) if kind is nn.Linear else (shape[0], columns, *shape[2:])
     x = torch.randn(sizes, dtype=layer.weight.dtype, device=device)
     if channels_last(layer.weight):
-        made, x = made.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+        resized, x = resized.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():
-        return typical(lambda: made(x), device)
+        return typical(lambda: resized(x), device)
 
 
 UNIFORM, RANDOM, ROUNDS = (1.0, 0.5, 0.25, 0.125), 6, 9
@@ -159,23 +159,23 @@ def measure(
                 lines.append(fitted_line(ids, taken, samples))
             else:
                 rest += float(np.median(taken))
-    found = Latency(tuple(tables), merged(lines), tuple(meetings), 1.0, rest)
-    found.scale = scale(found.exact(samples.present), 1e9 * samples.whole)
-    return found
+    latency = Latency(tuple(tables), merged(lines), tuple(meetings), 1.0, rest)
+    latency.scale = scale(latency.exact(samples.present), 1e9 * samples.whole)
+    return latency
 
 
 def sample(analysis: Analysis, compiled: Compiled) -> Samples:
     generator = np.random.default_rng(0)
-    layers = [layer for layer in analysis.layers if layer.gated]
-    masks = [] if layers else [np.ones(0, dtype=bool)]
-    for share in UNIFORM if layers else ():
-        masks.append(np.concatenate([np.arange(n.variables) < max(1, round(share * n.variables)) for n in layers]))
-    for _ in range(RANDOM if layers else 0):
-        shares = np.exp(generator.uniform(np.log(1 / 12), 0, len(layers)))
-        masks.append(np.concatenate([generator.random(n.variables) < s for n, s in zip(layers, shares, strict=True)]))
+    counts = [unit.variables for unit in analysis.units]
+    masks = [] if counts else [np.ones(0, dtype=bool)]
+    for share in UNIFORM if counts else ():
+        masks.append(np.concatenate([np.arange(count) < max(1, round(share * count)) for count in counts]))
+    for _ in range(RANDOM if counts else 0):
+        shares = np.exp(generator.uniform(np.log(1 / 12), 0, len(counts)))
+        masks.append(np.concatenate([generator.random(n) < share for n, share in zip(counts, shares, strict=True)]))
     alive = [analysis.guards.hold(mask, np.zeros(mask.size)) for mask in masks]
     present = analysis.costs.logic.present(np.stack(alive, 1))
-    nets = [compiled(present[:, number]).eval() for number in range(len(masks))]
+    nets = [compiled(column) for column in present.T]
     inputs = example_inputs(analysis.channels, nets[0])
     spent = by_op(nets, inputs, ROUNDS)
     whole = np.median(np.array(in_turns(nets, inputs, 2 * ROUNDS)), 1)
@@ -201,17 +201,17 @@ def fitted_line(ids: Ids, taken: Floats, samples: Samples) -> Line:
 def fitted_meeting(operands: tuple[Ids, ...], result: Ids, taken: Floats, samples: Samples) -> Meeting:
     one, other, together = (samples.widths(ids) for ids in (*operands, result))
     narrow, new = np.minimum(one, other), np.clip(together - np.maximum(one, other), 0, 1)
-    found = not_negative(np.stack([np.minimum(narrow, 1), narrow, together * new], 1), taken)
-    return Meeting(operands[0], operands[1], result, *found)
+    features = np.stack([np.minimum(narrow, 1), narrow, together * new], 1)
+    return Meeting(operands[0], operands[1], result, *not_negative(features, taken))
 
 
 def merged(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Ops on the same channels, such as a norm and its activation, are one line."""
-    found: dict[bytes, Line] = {}
+    sums: dict[bytes, Line] = {}
     for line in lines:
-        before = found.get(line.ids.tobytes(), Line(line.ids, 0.0, 0.0))
-        found[line.ids.tobytes()] = Line(line.ids, before.once + line.once, before.each + line.each)
-    return tuple(found.values())
+        before = sums.get(line.ids.tobytes(), Line(line.ids, 0.0, 0.0))
+        sums[line.ids.tobytes()] = Line(line.ids, before.once + line.once, before.each + line.each)
+    return tuple(sums.values())
 
 
 def scale(predicted: Floats, measured: Floats) -> float:
@@ -233,6 +233,6 @@ def network_key(analysis: Analysis, model: nn.Module) -> str:
         target = node.target if isinstance(node.target, str) else node.name
         lines.append(f"{node.op} {node.name} {target} {what} {shape}")
     strides = [(name, tuple(p.shape), tuple(p.stride()), str(p.dtype)) for name, p in model.named_parameters()]
-    gates = [(layer.name, layer.variables) for layer in analysis.layers if layer.gated]
+    gates = [(unit.name, unit.variables) for unit in analysis.units]
     ids = analysis.channels.table.size  # what is kept names channels by them
     return json.dumps([lines, strides, gates, ids, WRITTEN, READ, __version__])

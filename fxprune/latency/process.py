@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from fxprune.latency.stopwatch import Inputs, device_of, in_turns
-from fxprune.slim.lookups import share_lookups
+from fxprune.slim.module_lookups import share_lookups
 
 KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 Timer = Callable[[Sequence[fx.GraphModule], Inputs, int], list[list[float]]]
@@ -79,8 +79,8 @@ def _answer(child: subprocess.Popen[str], file: Path) -> list[list[float]]:
     child.stdin.flush()
     for line in child.stdout:  # whatever else the nets print
         if line.startswith(_FOUND):
-            found: list[list[float]] = json.loads(line.removeprefix(_FOUND))
-            return found
+            times: list[list[float]] = json.loads(line.removeprefix(_FOUND))
+            return times
     raise EOFError("the process has ended")
 
 
@@ -93,7 +93,7 @@ def serve(files: Iterable[str]) -> None:
             for net in nets:
                 net.graph.on_generate_code(lambda _: share_lookups)  # which a pickle does not keep
                 net.recompile()
-            found = json.dumps(in_turns(nets, inputs, rounds))
+            times = json.dumps(in_turns(nets, inputs, rounds))
         except Exception:
-            found = "not to be had"
-        print(f"{_FOUND}{found}", flush=True)
+            times = "not to be had"
+        print(f"{_FOUND}{times}", flush=True)

@@ -128,26 +128,26 @@ class _Watch(TorchFunctionMode):
         self.inside = True
         try:
             begin = now(self.device)
-            made = func(*args, **kwargs)
+            result = func(*args, **kwargs)
             taken = now(self.device) - begin
         finally:
             self.inside = False
-        if isinstance(made, torch.Tensor):
+        if isinstance(result, torch.Tensor):
             path, leaf = self.here.path[-1]
             self.seen[name] += 0 if leaf else 1
             layer = (
                 path if leaf else f"{path}.{name}".lstrip(".") + (f" {self.seen[name]}" if self.seen[name] > 1 else "")
             )
             tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, torch.Tensor)]
-            size = sum(part.numel() * part.element_size() for part in (*tensors, made))
-            flops = _flops(name, (args, kwargs), made)
-            self.ops.append(OpTime(layer, name, _kind(name, leaf), tuple(made.shape), taken, flops, size))
-        return made
+            size = sum(part.numel() * part.element_size() for part in (*tensors, result))
+            flops = _flops(name, (args, kwargs), result)
+            self.ops.append(OpTime(layer, name, _kind(name, leaf), tuple(result.shape), taken, flops, size))
+        return result
 
 
 def _name(func: Any) -> str:
-    found: str = getattr(func, "__name__", "") or str(resolve_name(func) or func).rpartition(".")[2]
-    return found
+    name: str = getattr(func, "__name__", "") or str(resolve_name(func) or func).rpartition(".")[2]
+    return name
 
 
 def _kind(name: str, leaf: bool) -> str:
@@ -167,11 +167,11 @@ def _kind(name: str, leaf: bool) -> str:
     return "other"
 
 
-def _flops(name: str, given: tuple[Any, Any], made: torch.Tensor) -> int:
+def _flops(name: str, given: tuple[Any, Any], result: torch.Tensor) -> int:
     if name not in (*_CONVOLUTIONS, "linear"):
         return 0
     x, weight, _ = first_three(*given[0], **given[1])
     if name == "linear":
-        return int(2 * weight.numel() * prod(made.shape[:-1]))
-    places = x if "transpose" in name else made
-    return int(2 * weight.numel() * prod(places.shape[2:]) * made.shape[0])
+        return int(2 * weight.numel() * prod(result.shape[:-1]))
+    places = x if "transpose" in name else result
+    return int(2 * weight.numel() * prod(places.shape[2:]) * result.shape[0])

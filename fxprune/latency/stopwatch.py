@@ -1,27 +1,21 @@
-"""Taking the time of calls, of whole nets in turns, and of a net op by op; and where times were measured and are
-kept."""
+"""Taking the time of calls, of whole nets in turns, and of a net op by op."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
-from fxprune.channels.facts import Channels
+from fxprune.channels import Channels
 from fxprune.count import batch_size
-from fxprune.errors import OptionError
 from fxprune.slim.verify import noise
 
+Measured = TypeVar("Measured")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -58,14 +52,20 @@ def typical(call: Callable[[], Any], device: torch.device, *, least: int = 5, se
 @torch.inference_mode()
 def in_turns(nets: Sequence[torch.nn.Module], inputs: Inputs, rounds: int) -> list[list[float]]:
     """Per net the time of each round: whatever else the machine does falls on all of them alike."""
-    device, taken = device_of(nets[0]), [[] for _ in nets]  # type: tuple[torch.device, list[list[float]]]
-    for number in range(rounds + 2):
-        for net, own in zip(nets, taken, strict=True):
-            begin = now(device)
-            net(*inputs[0], **inputs[1])
-            if number >= 2:
-                own.append(now(device) - begin)
-    return taken
+    device = device_of(nets[0])
+
+    def seconds(net: torch.nn.Module) -> float:
+        begin = now(device)
+        net(*inputs[0], **inputs[1])
+        return now(device) - begin
+
+    return _in_rounds(seconds, nets, rounds)
+
+
+def _in_rounds(measured: Callable[[Any], Measured], nets: Sequence[Any], rounds: int) -> list[list[Measured]]:
+    """Per net what each round gave; the first two rounds warm up and do not count."""
+    given = [[measured(net) for net in nets] for _ in range(rounds + 2)]
+    return [list(own) for own in zip(*given[2:], strict=True)]
 
 
 def usual_ratio(own: Sequence[float], other: Sequence[float]) -> float:
@@ -91,58 +91,15 @@ class Stopwatch(fx.Interpreter):
 @torch.no_grad()
 def by_op(nets: Sequence[fx.GraphModule], inputs: Inputs, rounds: int) -> list[dict[str, float]]:
     """Per net and op of the original the median time; the nets take turns."""
-    found: list[list[dict[str, float]]] = [[] for _ in nets]
     names = [str(node.target) for node in nets[0].graph.nodes if node.op == "placeholder"]
     given = (*inputs[0], *(inputs[1][name] for name in names[len(inputs[0]) :] if name in inputs[1]))
-    for number in range(rounds + 2):
-        for net, own in zip(nets, found, strict=True):
-            watch = Stopwatch(net)
-            watch.run(*given)
-            if number >= 2:
-                own.append(watch.spent)
+
+    def spent(net: fx.GraphModule) -> dict[str, float]:
+        watch = Stopwatch(net)
+        watch.run(*given)
+        return watch.spent
+
     return [
-        defaultdict(float, {name: statistics.median(each[name] for each in own) for name in own[0]}) for own in found
+        defaultdict(float, {name: statistics.median(each[name] for each in own) for name in own[0]})
+        for own in _in_rounds(spent, nets, rounds)
     ]
-
-
-CACHE = "FXPRUNE_CACHE"
-
-
-def description(device: torch.device) -> dict[str, Any]:
-    """All that a time depends on beside the network; no names of hosts or users."""
-    return {
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-    }
-
-
-def processor() -> str:
-    """What the system calls it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def cache_folder() -> Path:
-    """``$FXPRUNE_CACHE``, else the user's cache folder."""
-    given = os.environ.get(CACHE)
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "fxprune"
-    except RuntimeError as error:
-        raise OptionError("there is no home folder to keep measured times in", fix=f"set {CACHE} to one") from error
-
-
-def cache_file(machine: dict[str, Any], network: str) -> Path:
-    """The file that holds the times of a network on a machine."""
-    text = json.dumps(machine, sort_keys=True) + network
-    return cache_folder() / f"latency-{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"

@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from fxprune.errors import OptionError
 from fxprune.gated.pressure import Steering, gate_rate
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods.method import Method, register
-from fxprune.wrapped import Wrapped
+
+REMOVED = ("closes", "slack", "most", "opens", "least")  # of gates that were closed and opened at once
 
 
 @register("bar")
@@ -28,6 +31,12 @@ class Bar(Method):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
+        removed = [name for name in REMOVED if name in options]
+        if removed:
+            raise OptionError(
+                f"method 'bar' has no {', '.join(removed)} any more: only the loss closes and opens gates",
+                fix="leave it out of method_options; what was begun with it is begun anew, in another folder",
+            )
         Steering(**options)
 
     def parameter_groups(self, steps: int) -> list[dict[str, Any]]:

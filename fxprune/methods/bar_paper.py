@@ -16,15 +16,15 @@ from fxprune.errors import check_choice, check_number, check_switch
 from fxprune.gated.bank import CLOSED_AT, probability
 from fxprune.gated.barrier import HARDNESS, barrier, fixed_end, sizes, sliding, smallest
 from fxprune.gated.pressure import STARTS, UNIFORM, gate_rate
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods.method import Method, check_progress, positive, register
-from fxprune.wrapped import Wrapped
 
 VOLUME = "volume"
 
 
 @register("bar-paper")
 class BarPaper(Method):
-    """Its gradient reaches gates only; f is finite, and so is everything else."""
+    """The penalty has a gradient for gates only; f is limited by ``ceiling``."""
 
     def __init__(
         self, net: Wrapped, strength: float = 1e-5, rate: float | None = None, start: str = "random",
@@ -43,12 +43,12 @@ class BarPaper(Method):
             with torch.no_grad():
                 gates.uniform_(0, UNIFORM)
         names = [name for name, _ in net.target.limits]
-        found = sizes(net.analysis.costs, net.analysis.variables, [VOLUME, *names])
-        self.areas = found[0].to(gates)
-        self.channel = {name: smallest(size) for name, size in zip(names, found[1:], strict=True)}
+        areas, *others = sizes(net.analysis.costs, net.analysis.variables, [VOLUME, *names])
+        self.areas = areas.to(gates)
+        self.channel = {name: smallest(size) for name, size in zip(names, others, strict=True)}
 
     def parameter_groups(self, steps: int) -> list[dict[str, Any]]:
-        """Beside the weights the gates, at a rate of their own and without weight decay."""
+        """The weights; and the gates, at a rate of their own and without weight decay."""
         weights, gates = self.net.parameter_groups()
         return [weights, {**gates, "lr": gate_rate(steps) if self.rate is None else self.rate}]
 
@@ -64,12 +64,12 @@ class BarPaper(Method):
             target, channel = dict(self.net.target.limits)[name] * full[name], self.channel[name]
             a = fixed_end(full[name], target, channel if self.tolerance else 0.0)
             f = barrier(self._cost(name), a, b, self.ceiling)
-            if f > 0:  # in units of volume, whatever the metric: lambda means the same
+            if f > 0:  # in units of volume for every metric, so that lambda means the same
                 total = total + f * self._expected(chances, name) * (full.volume / full[name])
         return self.strength * total
 
     def _budgets(self) -> dict[str, float]:
-        """The sliding b of each limit. At its first value, the full cost, f would have nothing but its ceiling."""
+        """The sliding b of each limit. It starts a little above the full cost, where f would be at its ceiling."""
         full, schedule = self.net.full_cost(), self.net.pressure.schedule
         return {
             name: sliding((1 + self.tolerance) * full[name], share * full[name], self.progress, schedule, self.hardness)
@@ -77,24 +77,24 @@ class BarPaper(Method):
         }
 
     def _cost(self, name: str) -> float:
-        """V; every gate counts, whether or not anybody reads what it lets through."""
+        """V. Every open gate counts, also where no layer reads its channel."""
         if name != VOLUME:
             return float(self.net.cost()[name])
         closed = self.net.bank.log_alpha.detach() <= CLOSED_AT
         return float(self.net.full_cost().volume - self.areas[closed].double().sum())
 
     def _expected(self, chances: torch.Tensor, name: str) -> torch.Tensor:
-        """L_S."""
+        """L_S, in units of the metric."""
         if name == VOLUME:
             return (chances * self.areas).sum()
         costs = self.net.analysis.costs
         present = costs.physical(chances.double().cpu())
+        expected: torch.Tensor
         expected = costs.latency.smooth(present) if name == LATENCY and costs.latency else costs.of_ids(present)[name]
-        found: torch.Tensor = expected.to(chances)
-        return found
+        return expected.to(chances)
 
     def decide(self) -> None:
-        """Values above 0 live; only a net that is over its budget is cut."""
+        """Gates with values above 0 stay open; a net that is over its budget is cut further."""
         self.net.harden(fill=self.fill)
 
     def allowed(self) -> dict[str, float]:

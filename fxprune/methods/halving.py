@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
 
 import torch
 
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods.method import Method, check_progress
 from fxprune.methods.streams import Stream, find_streams, scaled
-from fxprune.wrapped import Wrapped
 
 
 class Halving(Method):
     """Subclasses say how much each position of a stream is worth, and may change weights on the way."""
+
+    in_checkpoint: tuple[str, ...] = ("done",)
 
     def __init__(self, net: Wrapped) -> None:
         super().__init__(net)
@@ -27,7 +28,7 @@ class Halving(Method):
 
     @abstractmethod
     def values(self, stream: Stream, alive: torch.Tensor, count: int) -> torch.Tensor:
-        """Per position of the stream, more for those that are to live: ``count`` of those that are ``alive`` now."""
+        """Per position of the stream a value, larger for the ``count`` of those ``alive`` now that are to live on."""
 
     def advance(self, progress: float) -> None:
         while self.done < self.rounds and check_progress(progress) >= self.done / self.rounds:
@@ -39,11 +40,11 @@ class Halving(Method):
 
     @torch.no_grad()
     def cut(self) -> None:
-        """To half of what is left; only those that live now can go on living."""
+        """Cut to half of what is left. Positions that are gone do not come back."""
         self.done += 1
         before = self.net.bank.opened().clone()
         alive = [self._alive(stream) for stream in self.streams]
-        self._harden([now.double() for now in alive])  # whoever it is: only to see how many fit
+        self._harden([now.double() for now in alive])  # only to see how many fit, not which
         counts = [int(self._alive(stream).sum()) for stream in self.streams]
         self.net.bank.harden(before)
         values = []
@@ -57,15 +58,9 @@ class Halving(Method):
         self.net.harden(scaled(self.streams, values), fill=False, budget=self.shares())
 
     def _alive(self, stream: Stream) -> torch.Tensor:
-        """Positions that every layer of theirs still writes; the budget may have left others half written."""
+        """Positions that all their layers still write. A cut to the budget may leave only some of the layers."""
         gates = self.net.gates
-        return stream.sums(lambda writer: (~gates[writer.layer.name].mask).cpu()) == 0
+        return stream.sums(lambda writer: (~gates[writer.unit.name].mask).cpu()) == 0
 
     def shares(self) -> dict[str, float]:
         return {name: max(share, 0.5**self.done) for name, share in self.net.target.limits}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done = state["done"]

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from fxprune.gated.bank import Gaussian
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods.method import register
 from fxprune.methods.penalty import Penalty
-from fxprune.wrapped import Wrapped
 
-SPEEDS = (5.0, 50.0)  # of mu, and of log sigma, which has farther to go: it starts at -9
-NOISIEST = 1.0  # of log sigma: more noise says nothing more, and breaks the network
+SPEEDS = (5.0, 50.0)  # of mu and of log sigma, which starts at -9 and has to go farther
+NOISIEST = 1.0  # of log sigma: more noise makes no difference to the choice, and breaks the network
 
 
 @register("ib")
 class Ib(Penalty):
-    """On the mean of the KL terms."""
+    """The penalty is on the mean of the KL terms."""
 
     law = "gaussian"
 

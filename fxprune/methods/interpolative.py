@@ -1,4 +1,4 @@
-"""ID, interpolative decomposition: filters that the others can express go, and the next layer takes the factors in.
+"""ID, interpolative decomposition: filters that others express are removed; the next layer takes in the factors.
 
 The filters of a stream, with their batch norms in them and side by side as for VQ, are the columns of a matrix. A
 QR decomposition with column pivoting chooses the columns that live; the others are fitted by them, and the factors are
@@ -18,7 +18,7 @@ from fxprune.methods.streams import Stream, merge
 
 @register("id")
 class InterpolativeDecomposition(Halving):
-    """The pivots live."""
+    """The pivots stay."""
 
     def values(self, stream: Stream, alive: torch.Tensor, count: int) -> torch.Tensor:
         places = torch.nonzero(alive).flatten()
@@ -36,19 +36,19 @@ class InterpolativeDecomposition(Halving):
 
 
 def pivots(matrix: torch.Tensor, count: int) -> torch.Tensor:
-    """The columns that a QR decomposition with pivoting takes first.
+    """The columns that a QR decomposition with column pivoting takes first.
 
     >>> pivots(torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]), 2).tolist()
     [1, 2]
     """
     left = matrix.clone()
-    found: list[int] = []
+    chosen: list[int] = []
     for _ in range(count):
         sizes = left.square().sum(0)
-        sizes[found] = -1
-        found.append(int(sizes.argmax()))
-        size = left[:, found[-1]].norm()
-        if size > 0:
-            direction = left[:, found[-1]] / size
+        sizes[chosen] = -1
+        chosen.append(int(sizes.argmax()))
+        column = left[:, chosen[-1]]
+        if column.norm() > 0:
+            direction = column / column.norm()
             left -= direction[:, None] * (direction @ left)[None]
-    return torch.tensor(found)
+    return torch.tensor(chosen)

@@ -1,6 +1,6 @@
 """LZR: L0 regularization with hard-concrete gates (Louizos et al.): every open gate costs the same, no budget.
 
-How many stay open hangs on the strength: ``strength="search"`` looks for the one that ends at the budget.
+How many stay open depends on the strength: ``strength="search"`` looks for the one that ends at the budget.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from fxprune.gated.bank import HIGHEST, LOWEST, probability
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods.method import register
 from fxprune.methods.penalty import Penalty
-from fxprune.wrapped import Wrapped
 
 SPEED = 25.0
 
 
 @register("lzr")
 class Lzr(Penalty):
-    """On the expected share of open gates."""
+    """The penalty is on the expected share of open gates."""
 
     def __init__(self, net: Wrapped, strength: float = 10.0) -> None:
         super().__init__(net, strength)

@@ -1,4 +1,4 @@
-"""WM, weight magnitude (Han et al.): the filters with the largest absolute sums of weights live."""
+"""WM, weight magnitude (Han et al.): the filters with the largest sums of absolute weights stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxprune.methods.streams import Stream, Writer
 
 @register("wm")
 class WeightMagnitude(Halving):
-    """Layers that write the same stream are added up, each measured by its own mean."""
+    """A position's value is the sum over its layers, each divided by the mean of that layer."""
 
     def values(self, stream: Stream, alive: torch.Tensor, count: int) -> torch.Tensor:
         return stream.sums(_relative)

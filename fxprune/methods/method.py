@@ -1,4 +1,4 @@
-"""What a method is: it decides who dies. Everything else (gates, costs, export, training) is the same for all."""
+"""What a method is: it decides which channels die. Gates, costs, export and training are the same for all."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 
 from fxprune.errors import OptionError, check_choice
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 
 METHODS: dict[str, type[Method]] = {}
-Made = TypeVar("Made", bound="type[Method]")
+Class = TypeVar("Class", bound="type[Method]")
 
 
 class Method:
@@ -40,6 +40,7 @@ class Method:
 
     law = "hard-concrete"  # what is drawn for the gates
     searchable = False  # whether a strength decides how much is pruned
+    in_checkpoint: tuple[str, ...] = ()  # names of attributes (tensors, numbers, texts) that are kept there
 
     def __init__(self, net: Wrapped) -> None:
         if not isinstance(net, Wrapped):
@@ -51,16 +52,16 @@ class Method:
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Raises a TypeError for options that the method does not have."""
+        """Raise a TypeError for options that the method does not have."""
         inspect.signature(cls).bind(None, **options)
 
     def parameter_groups(self, steps: int) -> list[dict[str, Any]]:
-        """What the optimizer moves in a training of so many steps: the weights; and gates, if they are left to it."""
+        """What the optimizer moves in a training of so many steps: the weights and, for some methods, the gates."""
         weights, _ = self.net.parameter_groups()
         return [weights]
 
     def advance(self, progress: float) -> None:
-        """Training is at ``progress``, from 0 to 1; the gradients of the last step are still there."""
+        """Training is at ``progress``, from 0 to 1. The gradients of the last step are not cleared yet."""
 
     def penalty(self) -> torch.Tensor | None:
         """What to add to the loss of this step."""
@@ -71,30 +72,32 @@ class Method:
         self.net.harden()
 
     def allowed(self) -> dict[str, float]:
-        """Per metric of the budget, what the network may cost at this moment: for the log."""
+        """Per metric of the budget, the cost allowed at this moment, for the log."""
         full = self.net.full_cost()
         return {name: share * full[name] for name, share in self.shares().items()}
 
     def shares(self) -> dict[str, float]:
-        """The same as fractions of the full cost."""
+        """The same, as fractions of the full cost."""
         return dict(self.net.target.limits)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the network's own state does not hold: tensors, numbers and texts."""
-        return {}
+        """What the state of the network does not hold: tensors, numbers and texts."""
+        return {name: getattr(self, name) for name in self.in_checkpoint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from that state."""
+        for name in self.in_checkpoint:
+            setattr(self, name, state[name])
 
 
-def register(name: str) -> Callable[[Made], Made]:
-    """Make a method known by a name, for ``prune(method=name)`` and TOML files."""
+def register(name: str) -> Callable[[Class], Class]:
+    """Register a method by a name, for ``prune(method=name)`` and TOML files."""
 
-    def known(made: Made) -> Made:
-        METHODS[name] = made
-        return made
+    def add(method: Class) -> Class:
+        METHODS[name] = method
+        return method
 
-    return known
+    return add
 
 
 def make_method(name: str, net: Wrapped, options: Mapping[str, Any]) -> Method:

@@ -1,4 +1,4 @@
-"""Methods that add a penalty on variables of their own, which take steps of their own."""
+"""Methods with a penalty on variables that they move themselves, beside the optimizer of the weights."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods.method import Method, check_progress, positive
-from fxprune.wrapped import Wrapped
 
-LARGEST = 1.0  # step, however short training is
+LARGEST = 1.0  # the largest step, also in a short training
 
 
 class Penalty(Method):
-    """Adds strength x something to the loss, and moves its variables by Adam.
+    """Adds strength x ``amount()`` to the loss, and moves its variables by Adam.
 
     Steps are measured in progress and not in a learning rate of weights: a variable's speed is how far it can travel
     from progress 0 to 1.
@@ -36,10 +36,10 @@ class Penalty(Method):
 
     @abstractmethod
     def amount(self) -> torch.Tensor:
-        """What is to become small."""
+        """What the penalty makes small."""
 
     def bound(self) -> None:
-        """Keep the variables where they feel something."""
+        """Keep the variables in the range where they have a gradient."""
 
     def penalty(self) -> torch.Tensor | None:
         return None if self.net.hardened else self.strength * self.amount()

@@ -20,7 +20,7 @@ ROUNDS = 30
 
 @register("vq")
 class VectorQuantization(Halving):
-    """k-means, started at the filters that are farthest from each other."""
+    """k-means, which starts at filters that are far from each other."""
 
     def values(self, stream: Stream, alive: torch.Tensor, count: int) -> torch.Tensor:
         places = torch.nonzero(alive).flatten()
@@ -75,7 +75,7 @@ def _nearest(points: torch.Tensor, centres: torch.Tensor, cluster: torch.Tensor,
 
 
 def _write(writer: Writer, living: torch.Tensor, centres: torch.Tensor) -> None:
-    """Filters, and the shift that is added to them at last."""
+    """Write the centres into filters and biases (of the batch norm, if there is one)."""
     place = torch.full((int(writer.positions.max()) + 1,), -1)
     place[writer.positions] = torch.arange(len(writer.positions))
     known = living < len(place)

@@ -10,16 +10,16 @@ from typing import Any
 
 from fxprune.analysis.inspection import Inspection
 from fxprune.report.facts import Facts, ReportData, layer_names
-from fxprune.report.layout import Block, Point
+from fxprune.report.placement import Block, Point
 from fxprune.report.text import NAMES, human, number, plural
 
-MOST = 44  # more bars than these cannot be told apart
+MOST = 44  # more bars would be too thin
 _CHARACTER = 6.3
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A thing before and after; ``label`` is what hovering says."""
+    """Channels before and after pruning; ``label`` is shown on hover."""
 
     name: str
     before: int
@@ -29,7 +29,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Per entry a bar as high as it was, filled as far as it is; ``step`` is from one to the next."""
+    """A bar per block: as high as before pruning, filled as far as channels live; ``step`` is from one to the next."""
 
     bars: list[Bar]
     grid: list[float]
@@ -49,47 +49,38 @@ def bars(facts: Facts) -> Bars:
     entries = []
     for name, layers in groups(facts.tree, facts.seen):
         total = facts.total(layers)
-        label = "\n".join((name, total.channels, total.costs["volume"], plural(len(layers), "convolution")))
+        label = "\n".join((name, total.channels, total.costs["volume"], plural(len(layers), "layer")))
         entries.append(Bar(_end(name), total.before, total.after, label))
     grid = ticks(0, max((entry.before for entry in entries), default=1) or 1)
     return Bars(entries, grid, min(max(34.0, 760.0 / max(len(entries), 1)), 96.0))
 
 
 def groups(root: Block, seen: Inspection, most: int = MOST) -> list[tuple[str, list[str]]]:
-    """Blocks and the convolutions in them, as finely as there is room for; layers outside of blocks alone."""
-    parts = [(block, key) for key, block in root.members.items()]
+    """Blocks and the layers in them, as finely as there is room for; layers outside of blocks alone."""
+    parts = list(root.members.items())
     while True:
         finer = [
-            (inner, name)
-            for block, key in parts
-            for name, inner in ([(key, block)] if block is None or _is_last(block) else block.members.items())
-        ]
-        if len(finer) > most or len(finer) == len(parts):
+            part for key, block in parts
+            for part in (block.members.items() if block and any(block.members.values()) else [(key, block)])
+        ]  # fmt: skip
+        if not len(parts) < len(finer) <= most:
             break
         parts = finer
-    named = [
-        (seen.nodes[key]["label"] if block is None else block.path, [key] if block is None else list(block.nodes()))
-        for block, key in parts
-    ]
-    convs: dict[str, list[str]] = {}  # a layer that is called several times is one
-    for name, nodes in named:
-        known = convs.setdefault(name, [])
-        known += [layer for layer in layer_names(seen, nodes) if layer not in known]
-    return [(name, layers) for name, layers in convs.items() if layers]
-
-
-def _is_last(block: Block) -> bool:
-    return all(inner is None for inner in block.members.values())
+    convs: dict[str, dict[str, None]] = {}  # a layer that is called several times counts once
+    for key, block in parts:
+        name, nodes = (block.path, block.nodes()) if block else (seen.nodes[key]["label"], [key])
+        convs.setdefault(name, {}).update(dict.fromkeys(layer_names(seen, nodes)))
+    return [(name, list(layers)) for name, layers in convs.items() if layers]
 
 
 def _end(name: str, most: int = 22) -> str:
-    """The end of a name tells it from the others."""
+    """A name without its beginning: names differ at their ends."""
     return name if len(name) <= most else f"…{name[-most + 1 :]}"
 
 
 @dataclass(frozen=True)
 class Line:
-    """``style`` names how it is drawn: as the page's class of that name."""
+    """``style`` is a class of the page's style sheet."""
 
     name: str
     style: str
@@ -101,19 +92,19 @@ class Curves:
     """``across`` names places along the bottom; ``marks`` are where something new begins, with its name."""
 
     title: str
-    said: str
+    label: str  # for a screen reader
     caption: str
-    named: list[Line]  # that are told apart above it
+    named: list[Line]  # in the key above the chart
     lines: list[Line]
     across: list[tuple[float, str]]
     marks: list[tuple[float, str]] = field(default_factory=list)
-    share: bool = True  # in percent
+    share: bool = True  # values are shares: shown in percent
     from_zero: bool = False
     left, right, top, bottom, width, height = 38.0, 358.0, 26.0, 190.0, 370.0, 220.0
 
     @cached_property
     def up(self) -> list[float]:
-        """Values beside which there is a line."""
+        """The values of the horizontal lines."""
         values = [y for line in self.lines for _, y in line.points]
         return ticks(0.0 if self.from_zero else min(values), max(values))
 
@@ -153,7 +144,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def thinned(points: Sequence[Point], most: int = 400) -> list[Point]:
-    """No more points than can be seen: of each stretch the lowest and the highest.
+    """Fewer points, where there are more than can be seen: of each stretch the lowest and the highest.
 
     >>> thinned([(0, 0), (1, 5), (2, 1), (3, 2), (4, 9), (5, 3)], most=4)
     [(0, 0), (1, 5), (3, 2), (4, 9), (5, 3)]
@@ -170,11 +161,11 @@ def thinned(points: Sequence[Point], most: int = 400) -> list[Point]:
 
 def curves(data: ReportData) -> list[Curves]:
     """Cost against sliding budget, accuracy, loss; as much as the log has."""
-    places = _epochs(data)
+    phases = _phases(data)
     every = (
         _cost(data),
-        _over_epochs("accuracy", "Validation accuracy", data, places),
-        _over_epochs("loss", "Training loss", data, places),
+        _over_epochs("accuracy", "Validation accuracy", data, phases),
+        _over_epochs("loss", "Training loss", data, phases),
     )
     return [chart for chart in every if chart is not None]
 
@@ -204,20 +195,14 @@ def _cost(data: ReportData) -> Curves | None:
     )
 
 
-def _over_epochs(key: str, title: str, data: ReportData, places: dict[int, float]) -> Curves | None:
-    measured: list[Line] = []
-    marks: list[tuple[float, str]] = []
-    for phase in dict.fromkeys(row["phase"] for row in data.log):
-        own = [n for n, row in enumerate(data.log) if row["phase"] == phase]
-        points = [(places[n], data.log[n][key]) for n in own if data.log[n][key] is not None]
-        if points:
-            measured.append(Line(phase, "one", points))
-        marks.append((places[own[0]] - _size(data.log[own[0]], data), phase))
+def _over_epochs(key: str, title: str, data: ReportData, phases: list[Phase]) -> Curves | None:
+    drawn = ((phase.name, [(x, row[key]) for x, row in phase.rows if row[key] is not None]) for phase in phases)
+    measured = [Line(name, "one", points) for name, points in drawn if points]
     if not measured:
         return None
     values = [y for line in measured for _, y in line.points]
     share = key == "accuracy" and min(values) >= 0 and max(values) <= 1
-    end, last, before = max(places.values()), measured[-1].points[-1][1], data.accuracy.get("before")
+    end, last, before = max(x for phase in phases for x, _ in phase.rows), values[-1], data.accuracy.get("before")
     unpruned = []
     if key == "accuracy" and before is not None:
         unpruned = [Line("unpruned network", "two", [(0.0, before), (end, before)])]
@@ -228,27 +213,28 @@ def _over_epochs(key: str, title: str, data: ReportData, places: dict[int, float
         named=unpruned,
         lines=[*unpruned, *measured],
         across=[(x, f"{x:g}") for x in ticks(0, end, 7) if x <= end + 1e-9],
-        marks=marks,
+        marks=[(phase.start, phase.name) for phase in phases],
         share=share,
     )
 
 
-def _epochs(data: ReportData) -> dict[int, float]:
-    """Per row of the log the epochs until then, over all phases."""
-    epochs: dict[int, float] = {}
-    offset = 0.0
-    for phase in dict.fromkeys(row["phase"] for row in data.log):
-        rows = [(n, row) for n, row in enumerate(data.log) if row["phase"] == phase]
-        for n, row in rows:
-            epochs[n] = offset + _size(row, data)
-        offset = epochs[rows[-1][0]]
-    return epochs
+@dataclass(frozen=True)
+class Phase:
+    """Places are in epochs, over all phases; each row of the log has its own."""
+
+    name: str
+    start: float
+    rows: list[tuple[float, dict[str, Any]]]
 
 
-def _size(row: dict[str, Any], data: ReportData) -> float:
-    """Epochs since the phase began."""
-    batches = data.settings.get("batches")
-    if type(batches) is int and batches > 0:
-        return float(row["step"] / batches)
-    steps = max(each["step"] / max(each["epoch"], 1) for each in data.log)  # complete epochs have the most
-    return float(row["step"] / steps) if steps else 0.0
+def _phases(data: ReportData) -> list[Phase]:
+    steps = data.settings.get("batches")  # of an epoch
+    if type(steps) is not int or steps <= 0:  # a complete epoch has more steps than one that was cut off
+        steps = max((row["step"] / max(row["epoch"], 1) for row in data.log), default=0)
+    phases: list[Phase] = []
+    start = 0.0
+    for name in dict.fromkeys(row["phase"] for row in data.log):
+        rows = [(start + row["step"] / (steps or math.inf), row) for row in data.log if row["phase"] == name]
+        phases.append(Phase(name, start, rows))
+        start = rows[-1][0]
+    return phases

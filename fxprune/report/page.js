@@ -199,8 +199,8 @@ addEventListener("DOMContentLoaded", () => {
     }
   });
   const button = (id, open) => {
-    const found = document.getElementById(id);
-    if (found) found.addEventListener("click", () => setAll(() => open));
+    const control = document.getElementById(id);
+    if (control) control.addEventListener("click", () => setAll(() => open));
   };
   button("open-all", true);
   button("close-all", false);

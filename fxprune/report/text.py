@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fxprune.cost.model import LATENCY
 
-NAMES = {  # of all that is counted and measured
+NAMES = {  # of costs, as people read them
     "volume": "volume",
     "flops": "FLOPs",
     "params": "params",
-    "network_flops": "network FLOPs",
+    "network_flops": "network FLOPs",  # these two in runs of before, whose other costs are those of convolutions
     "network_params": "network params",
     LATENCY: "latency",
 }
@@ -39,7 +39,7 @@ def percent(share: float) -> str:
     >>> [percent(share) for share in (0, 0.00004, 0.0012, 0.3232, 0.9999, 1, 1.4)]
     ['0', '<0.1', '0.1', '32.3', '>99.9', '100', '140.0']
     """
-    if min(share, abs(1 - share)) < 1e-9:  # sums of shares are rounded
+    if min(share, abs(1 - share)) < 1e-9:  # a sum of shares may be a rounding error away
         return f"{share * 100:.0f}"
     if share < 0.0005 or 0.9995 <= share < 1:
         return "<0.1" if share < 0.5 else ">99.9"
@@ -66,14 +66,7 @@ def fold_name(name: str, width: int) -> str:
     features.denseblock1
     .denselayer1.conv1
     """
-    lines = [""]
-    for part in name.replace(".", "\n.").split("\n"):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append("")
-        lines[-1] += part
-        while len(lines[-1]) > width:
-            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
-    return "\n".join(lines)
+    return "\n".join(re.findall(rf".{{1,{width}}}(?=\.|$)|.{{{width}}}", name))
 
 
 def listing(names: Iterable[str], limit: int = 4) -> str:
@@ -82,7 +75,7 @@ def listing(names: Iterable[str], limit: int = 4) -> str:
     ('a, b, c, d and 2 more', 'a, b')
     """
     every = list(names)
-    if len(every) <= limit + 1:  # "and 1 more" would take the place of the one
+    if len(every) <= limit + 1:  # "and 1 more" is as long as the one name
         return ", ".join(every)
     return ", ".join(every[:limit]) + f" and {len(every) - limit} more"
 
@@ -95,6 +88,24 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def heads(units: Mapping[str, int], *, short: bool = False) -> str:
+    """What a layer computes for attention: how many heads, and how many channels of each. A unit is called by its layer
+    and what it is, or by its layer alone.
+
+    >>> heads({"qkv.queries": 64, "qkv.heads": 12, "qkv.values": 64})
+    '12 heads, queries 64, values 64'
+    >>> heads({"qkv.queries": 64, "qkv.heads": 12, "qkv.values": 64, "qkv": 3}, short=True)
+    '12h 64q 64v +3'
+    """
+    kinds = {name.rpartition(".")[2]: count for name, count in units.items()}
+    known = {kind: kinds[kind] for kind in ("heads", "queries", "keys", "values") if kind in kinds}
+    others = [count for kind, count in kinds.items() if kind not in known]
+    if short:
+        return " ".join([*(f"{count}{kind[0]}" for kind, count in known.items()), *(f"+{count}" for count in others)])
+    told = [plural(count, "head") if kind == "heads" else f"{kind} {count}" for kind, count in known.items()]
+    return ", ".join([*told, *(f"others {count}" for count in others)])
+
+
 def fraction(share: float) -> str:
     """
     >>> fraction(0.25), fraction(1 / 3), fraction(0.3)
@@ -104,14 +115,20 @@ def fraction(share: float) -> str:
     return f"1/{whole}" if whole > 1 and abs(share * whole - 1) < 1e-6 else f"{percent(share)} %"
 
 
+def part_of(part: float, whole: float) -> str:
+    """
+    >>> part_of(1, 4), part_of(0, 0)
+    ('25.0 %', '0 %')
+    """
+    return f"{percent(part / whole if whole else 0)} %"
+
+
 def change(name: str, before: int, after: int | None) -> str:
     """
     >>> change("volume", 4096, 1024), change("volume", 4096, None)
     ('volume 4.10k → 1.02k (25.0 %)', 'volume 4.10k')
     """
-    if after is None:
-        return f"{name} {human(before)}"
-    return f"{name} {human(before)} → {human(after)} ({percent(after / before if before else 0)} %)"
+    return f"{name} {human(before)}" + ("" if after is None else f" → {human(after)} ({part_of(after, before)})")
 
 
 def duration(seconds: float) -> str:
@@ -126,7 +143,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A coordinate.
+    """A coordinate, with at most two decimals.
 
     >>> number(2), number(2.04), number(-0.01)
     ('2', '2.04', '-0.01')
@@ -135,7 +152,7 @@ def number(value: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Without what no file can hold (halves of characters) and no page shows (control characters).
+    """Without halves of characters, which no file can hold, and control characters, which no page shows.
 
     >>> clean("a\\x00b\\ud800c")
     'a\\ufffdb\\ufffdc'

@@ -8,14 +8,15 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
-from fxprune.channels.facts import Affine
+from fxprune.channels import Affine
 from fxprune.channels.ids import FIXED, ZERO, Ids, IdTable, distinct, immortal
 from fxprune.rules.operands import Piece, Slim, per_channel_function, per_channel_module, same_op, whole_op
-from fxprune.rules.registry import Flow, Op, rule, unwritten
+from fxprune.rules.registry import Cut, Flow, Op, rule, unwritten
 
 
 def _targets(names: str, *others: Hashable) -> list[Hashable]:
@@ -77,8 +78,7 @@ def prelu(op: Op) -> Flow | None:
     if op.find(op.raw(1, "weight")) is not None:
         return None  # computed from the input
     if _width(op) > 1:
-        ids = flow.along(1, op.table, op.out.shape[1])
-        op.notes.affines.append(Affine(op.node, str(op.node.target), ids, 1))
+        note_affine(op, flow, 1, 1)
     return unwritten(flow)
 
 
@@ -120,6 +120,21 @@ def masked_fill(op: Op) -> Flow:
     flow, mask, value = op.flow(), op.find(op.raw(1, "mask")), op.get("value", 2)
     clean = isinstance(value, (int, float)) and value == 0
     return Flow(also_reads(op.table, flow.ids, mask), clean, flow.scaler)
+
+
+def note_affine(op: Op, flow: Flow, axis: int, count: int, groups: int = 1, *, cut: bool = True) -> None:
+    """A module with ``count`` parameters per channel of ``axis``; without any, too: whoever cuts it must know of all of
+    its calls. They stay whole unless that is where channels lie."""
+    ids = flow.along(axis, op.table, op.out.shape[axis]).reshape(groups, -1)
+    count = count if cut and flow.axis == axis else 0
+    op.notes.affines.append(Affine(op.node, str(op.node.target), ids, count, np.unique(ids)))
+
+
+def vectors(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> Cut | None:
+    """Of a functional norm: as long as channels are many, which lie on axis 1."""
+    value = constant.meta["value"]
+    cut = flow.axis == 1 and value.ndim == 1 and value.numel() > 1
+    return Cut(flow.ids.reshape(1, -1)) if cut else None
 
 
 def not_zero(op: Op, ids: Ids, *, fill: bool = True) -> Ids:
@@ -173,10 +188,15 @@ def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = Fal
         kept = [axis for axis in range(ids.ndim) if axis not in axes]
         groups = ids.transpose(*kept, *axes).reshape(-1, math.prod(ids.shape[axis] for axis in axes))
         different, which = distinct(groups)  # positions of one map share theirs
-        statistics = op.table.mix(different, rows=1, owner=op.node.name)[which]
+        statistics = op.table.mix(different, rows=1, owner=op.node.name)
         ids = op.table.all(
-            ids, statistics.reshape([1 if axis in axes else ids.shape[axis] for axis in range(ids.ndim)])
+            ids, statistics[which].reshape([1 if axis in axes else ids.shape[axis] for axis in range(ids.ndim)])
         )
+        if not clean and statistics.size > 1 and not op.table.is_grid(ids):
+            # A mask has one entry for all positions of a channel: where it is dead, its statistics make numbers of it.
+            ids = op.table.collapse(ids)
+            every = op.table.any(*statistics.reshape(-1, 1)).reshape((1,) * ids.ndim)
+            ids = also_reads(op.table, ids, Flow(every))
     return Flow(ids, clean, scaler or flow.scaler)
 
 
@@ -189,6 +209,9 @@ def _type_as(op: Op, slim: Slim) -> Piece | None:
     call = slim.graph.call_method
     node = call("to", (piece.node, op.out.dtype)) if like is None else call("type_as", (piece.node, like.node))
     return Piece(node, piece.axis, piece.positions)
+
+
+prelu.constants(vectors)
 
 
 @prelu.emitter

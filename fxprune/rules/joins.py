@@ -13,7 +13,16 @@ from torch import fx, nn
 
 from fxprune.channels.ids import ZERO, Ids, immortal
 from fxprune.rules.elementwise import also_reads, masked_fill, power
-from fxprune.rules.operands import ADD_TO, Piece, Slim, same_op, whole_op
+from fxprune.rules.operands import (
+    ADD_TO,
+    GridPiece,
+    Piece,
+    Slim,
+    element_by_element,
+    on_grid,
+    same_op,
+    whole_op,
+)
 from fxprune.rules.registry import Flow, NoChannels, Op, rule, unwritten
 
 
@@ -53,7 +62,7 @@ def any_of(op: Op, flows: list[Flow]) -> Ids:
         own = np.unique(op.flows[node].ids)
         if others and alone and not bool(immortal(own).any()):
             op.notes.sized.append((op.node, own))
-            token = op.table.mix(own[None], rows=1, owner=op.node.name)
+            token = op.table.size_of(own, op.node.name)
             ids = op.table.all(ids, token.reshape((1,) * ids.ndim))
     return ids
 
@@ -156,15 +165,16 @@ _ADDS = (operator.add, torch.add, "add", "__add__", "__radd__")
 
 
 @add.emitter
-def _add(op: Op, slim: Slim) -> Piece | None:
+def _add(op: Op, slim: Slim) -> Piece | GridPiece | None:
     """Two branches meet: by what their channel sets are, a plain add, a slice add, a scatter-add or a concat."""
     if len(op.inputs) == 1:
         once = op.node.args.count(op.inputs[0]) == 1 and op.inputs[0].meta["value"].ndim == op.out.ndim
-        return same_op(op, slim) if once else both(op, slim)
+        return element_by_element(op, slim) if once else both(op, slim)
     flow = slim.flow(op.node)
     pieces = [slim.piece(node) for node in op.inputs]
     alive = [node for node, piece in zip(op.inputs, pieces, strict=True) if piece is not None]
     plain = op.node.target in _ADDS and "alpha" not in op.node.kwargs and len(op.node.args) == 2
+    plain = plain and all(map(_of_channels, (op.flows[node] for node in op.inputs)))
     shapes = {tuple(node.meta["value"].shape) for node in op.inputs}
     kinds = {node.meta["value"].dtype for node in op.inputs}
     if plain and len(alive) == len(kinds) == 1 and shapes == {tuple(op.out.shape)}:
@@ -176,6 +186,11 @@ def _add(op: Op, slim: Slim) -> Piece | None:
     one, other = (slim.compact(node, flow.axis) for node in alive)
     assert one is not None and other is not None
     return mixed_add(op, slim, one, other, flow.axis, slim.wanted(flow.ids.reshape(-1)))
+
+
+def _of_channels(flow: Flow) -> bool:
+    """Not one id for all of them: a table resized to the size of the input, which has no samples to add to."""
+    return flow.ids.size > 1 or bool(immortal(flow.ids).all())
 
 
 def mixed_add(op: Op, slim: Slim, one: Piece, other: Piece, axis: int, wanted: Ids) -> Piece:
@@ -263,10 +278,14 @@ def _index_add(op: Op, slim: Slim) -> Piece | None:
 @of_several.emitter
 @power.emitter
 @masked_fill.emitter
-def both(op: Op, slim: Slim) -> Piece | None:
+def both(op: Op, slim: Slim) -> Piece | GridPiece | None:
     """Every operand at exactly the channels that the result has; a dead one as zeros."""
     flow = slim.flow(op.node)
     assert flow is not None
+    grid = slim.grid(flow.ids)
+    on_heads = on_grid(op, slim, grid) if grid is not None else None
+    if on_heads is not None:
+        return on_heads
     if flow.axis is None:
         if any(slim.piece(node) is None for node in op.inputs):
             return _with_zeros(op, slim, None, np.zeros(0, dtype=np.int64))

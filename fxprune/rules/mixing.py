@@ -8,18 +8,18 @@ import string
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.channels.facts import Mixer
+from fxprune.channels import Mixer
 from fxprune.channels.ids import ZERO, Ids
 from fxprune.count import positions
 from fxprune.rules.contraction import contract
 from fxprune.rules.elementwise import not_zero
-from fxprune.rules.operands import Piece, Slim, living_only, scaled_by_gate, whole_op
-from fxprune.rules.registry import Flow, Op, rule, same_value
+from fxprune.rules.heads import meeting, scores_of_heads, values_of_heads
+from fxprune.rules.operands import Grid, GridPiece, Piece, Slim, even_columns, living_only, scaled_by_gate, whole_op
+from fxprune.rules.registry import Flow, Op, in_full, note_in_full, note_product, rule, same_value
 from fxprune.torch_private import AnyTransposedConv, SpectralNorm, WeightNorm, pre_hooks
 
 
@@ -27,6 +27,8 @@ def _owner(op: Op, weight: Any) -> str:
     """What users call the layer: the path of its module, or of its weight where a function is called directly."""
     if op.module is not None:
         return str(op.node.target)
+    if "layer" in op.node.meta:  # one of a module that is not made of modules
+        return str(op.node.meta["layer"])
     while isinstance(weight, fx.Node) and weight.op != "get_attr":  # a weight computed from a parameter
         weight = next((node for node in weight.all_input_nodes if node.op != "placeholder"), None)
     path = str(weight.target) if isinstance(weight, fx.Node) else ""
@@ -95,14 +97,14 @@ def is_transposed(op: Op) -> bool:
 
 @rule(nn.Linear, F.linear)
 def linear(op: Op) -> Flow | None:
-    """Applied at every position of a map it is a 1x1 convolution; at one position alone it follows its input."""
+    """A 1x1 convolution whose channels come last, at as many positions as there are."""
     weight, value = op.get("weight", 1), op.value()
     if _computed(op):
         return None
     axis = op.out.ndim - 1
     inputs = op.flow().along(axis, op.table, value.shape[axis]).reshape(1, -1)
     area = positions(op.out.shape, axis, op.notes.batch)
-    return _mix(op, inputs, weight.shape[0], axis, area=area, sites=area, is_conv=area > 1)
+    return _mix(op, inputs, weight.shape[0], axis, area=area, sites=area, is_conv=False)
 
 
 def _mix(op: Op, inputs: Ids, rows: int, axis: int, *, area: int, sites: int, is_conv: bool) -> Flow:
@@ -130,16 +132,38 @@ def matmul(op: Op) -> Flow | None:
     if min(a.ndim, b.ndim) < 2 or (left is None and right is None):
         return None
     one, other = _matrix_ids(left, a), _matrix_ids(right, b)
+    flops = 2 * op.out.numel() * a.shape[-1]
     if one.shape[-1] == 1 and other.shape[-2] == 1:
-        return Flow(op.table.all(one, other))
+        product = op.table.all(one, other)
+        op.notes.met.append(product)
+        for values, scores in ((np.swapaxes(one, -1, -2), other), (other, np.swapaxes(one, -1, -2))):
+            if scores.shape[-1] == 1:  # values, weighted by scores
+                result = product if values is other else np.swapaxes(product, -1, -2)
+                values_of_heads(op, np.broadcast_to(values, result.shape)[..., 0, :], result[..., 0, :])
+        if (product.shape[-2] > 1) == (product.shape[-1] > 1):  # along both, or along neither
+            note_in_full(op, product, flops)
+        else:
+            note_product(op, product if product.shape[-1] > 1 else np.swapaxes(product, -1, -2), flops)
+        return Flow(product)
     if one.shape[-2] > 1 or other.shape[-1] > 1:  # channels along both axes, as in attention between channels
         lead = string.ascii_lowercase[: op.out.ndim - 2]
         letters = [lead[len(lead) - (value.ndim - 2) :] + ends for value, ends in ((a, "NK"), (b, "KM"))]
-        return contract(op, operands, letters, f"{lead}NM")
-    pairs = op.table.all(np.swapaxes(one, -1, -2), other)  # .., k, 1
+        flow = contract(op, operands, letters, f"{lead}NM")
+        note_in_full(op, flow.ids, flops)
+        return flow
+    queries, keys = np.broadcast_arrays(np.swapaxes(one, -1, -2), other)  # .., k, 1
+    pairs = op.table.all(queries, keys)
+    scores_of_heads(op, queries[..., 0], keys[..., 0])
     batch = pairs.shape[:-2]
     mixed = op.table.mix(pairs.reshape(-1, pairs.shape[-2]), rows=1, owner=op.node.name)
+    if left is None or right is None:  # a constant is not cut
+        note_in_full(op, mixed, flops)
+    else:
+        note_product(op, pairs.swapaxes(-1, -2), flops)
     return Flow(mixed.reshape(*batch, 1, 1))
+
+
+matmul.constants(in_full)
 
 
 def _matrix_ids(flow: Flow | None, value: torch.Tensor) -> Ids:
@@ -201,12 +225,6 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
         assert values is not None
         return scaled_by_gate(slim, result, axis, values, op.out.ndim)
     return result
-
-
-def even_columns(read: npt.NDArray[np.bool_]) -> Ids:
-    """Per group the columns to read: the living ones, filled up with dead ones (zeros) to the same count."""
-    count = int(read.sum(1).max())
-    return np.sort(np.argsort(~read, axis=1, kind="stable")[:, :count], axis=1)
 
 
 def cut_layer(
@@ -297,11 +315,48 @@ def _functional(op: Op, slim: Slim, name: str, made: nn.Module, operand: fx.Node
     return slim.graph.call_function(op.node.target, (operand, shared("weight"), shared("bias")), settings)
 
 
+def _scores(op: Op, slim: Slim, left: fx.Node, right: fx.Node) -> Piece | None:
+    """Queries times keys, head by head: of both the channels that live in both."""
+    one, other = (slim.flow(node) for node in (left, right))
+    if one is None or other is None or slim.laid_out(left) is None or slim.laid_out(right) is None:
+        return None
+    met = meeting(slim, one.ids, np.swapaxes(other.ids, -1, -2))
+    if met is None or met.outer >= op.out.ndim - 2:
+        return None
+    turned = Grid(met.outer, met.heads, other.ids.ndim - 2, met.positions)
+    operands = {left: slim.fetch_grid(left, met), right: slim.fetch_grid(right, turned)}
+    return Piece(slim.same(op, operands), met.outer, met.heads)
+
+
+def _weighted(op: Op, slim: Slim, left: fx.Node, right: fx.Node) -> GridPiece | None:
+    """Values weighted by scores."""
+    flow = slim.flow(op.node)
+    grid = slim.grid(flow.ids) if flow is not None else None
+    if grid is None or grid.axis < op.out.ndim - 2 or grid.outer >= op.out.ndim - 2:
+        return None
+    values, by = (right, left) if grid.axis == op.out.ndim - 1 else (left, right)
+    flow, scores = slim.flow(values), slim.flow(by)
+    same_rank = left.meta["value"].ndim == right.meta["value"].ndim == op.out.ndim
+    if flow is None or not same_rank or slim.laid_out(values) is None:
+        return None
+    if scores is not None and slim.laid_out(by) is None:
+        return None
+    heads = by.meta["value"].shape[grid.outer] > 1
+    if scores is None:
+        weights = slim.constant(by, grid.outer if heads else None, grid.heads)
+    else:
+        weights = slim.fetch(by, grid.outer, grid.heads) if heads else slim.full(by)
+    return GridPiece(slim.same(op, {by: weights, values: slim.fetch_grid(values, grid)}), grid)
+
+
 @matmul.emitter
-def _matmul(op: Op, slim: Slim) -> Piece | None:
+def _matmul(op: Op, slim: Slim) -> Piece | GridPiece | None:
     """Summed over channels: those alive in both. Kept channels stay on the side that they came from."""
     left, right = op.raw(0), op.raw(1, *_RIGHT)
     assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
+    by_heads = _scores(op, slim, left, right) or _weighted(op, slim, left, right)
+    if by_heads is not None:
+        return by_heads
     one, other = (slim.piece(node) if slim.flow(node) is not None else None for node in (left, right))
     ranks = left.meta["value"].ndim, right.meta["value"].ndim
     inner = (one is not None and one.axis == ranks[0] - 1, other is not None and other.axis == ranks[1] - 2)

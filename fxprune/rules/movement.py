@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.channels.ids import FIXED, Ids
-from fxprune.rules.operands import Piece, Slim, wanted_of, whole_op
-from fxprune.rules.registry import Flow, Op, find_rule, name_of, rule
+from fxprune.channels.ids import FIXED, Ids, immortal
+from fxprune.rules.elementwise import also_reads
+from fxprune.rules.operands import Grid, GridPiece, Piece, Slim, wanted_of, whole_op
+from fxprune.rules.registry import RULES, Cut, Flow, Op, find_rule, name_of, rule
 
 _METHODS = (
     "view", "reshape", "flatten", "unflatten", "ravel", "permute", "transpose", "swapaxes", "swapdims", "movedim",
@@ -37,6 +40,8 @@ MODULES = (nn.ChannelShuffle, nn.Flatten, nn.Unflatten)
 @rule(*_METHODS, *(getattr(torch, name) for name in _FUNCTIONS), F.channel_shuffle, *MODULES, lazy=True)
 def move(op: Op) -> Any:
     scaler = _scales(op)
+    if name_of(op.node) == "select":
+        _note_blind(op, int(op.get("dim", 1)), [int(op.get("index", 2))])
     moved = run_on_ids(op)
     if isinstance(moved, torch.Tensor):
         return Flow(_beside_batch(op, compress(moved)), scaler=scaler)
@@ -88,7 +93,8 @@ def stack(op: Op) -> Flow | None:
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def cat(op: Op) -> Flow | None:
-    """Along the channels; along another axis ids simply come to vary there."""
+    """Along the channels; along another axis ids simply come to vary there. A constant that is put beside tokens (a
+    class token) follows their channels."""
     tensors = op.raw(0, "tensors")
     if isinstance(tensors, fx.Node):
         return None
@@ -104,8 +110,53 @@ def cat(op: Op) -> Flow | None:
     shape = [max(part.shape[k] for part in parts) for k in range(op.out.ndim)]
     if any(size > 1 for k, size in enumerate(shape) if k != axis):  # a dead part still has its size along this axis
         op.notes.sized += [(op.node, op.flows[node].ids.reshape(-1)) for node in tensors if op.find(node) is not None]
+    beside = _beside_tokens(op, tensors, parts, axis) if len(parts) == len(tensors) else None
+    if beside is not None:
+        return Flow(beside, clean=False, scaler=_scales(op))
     wide = [np.broadcast_to(part, [*shape[:axis], part.shape[axis], *shape[axis + 1 :]]) for part in parts]
     return Flow(compress(torch.from_numpy(np.concatenate(wide, axis))), scaler=_scales(op))
+
+
+def _beside_tokens(op: Op, tensors: Sequence[fx.Node], parts: list[Ids], axis: int) -> Ids | None:
+    """The channels of tokens that something without channels is put beside; None where nothing is."""
+    if any(part.size == 0 for part in parts):
+        return None
+    plain = [bool((part == part.flat[0]).all()) for part in parts]
+    tokens = [part for part, is_plain in zip(parts, plain, strict=True) if not is_plain]
+    if len(tokens) in (0, len(parts)) or any(not bool((part == part.take([0], axis)).all()) for part in tokens):
+        return None
+    ids = op.table.any(*(part.take([0], axis) for part in tokens))
+    if bool(immortal(ids).any()):
+        return None
+    ends = np.cumsum([part.shape[axis] for part in parts])
+    blind: set[int] = set()
+    for node, part, is_plain, end in zip(tensors, parts, plain, ends, strict=True):
+        if is_plain:
+            ids = also_reads(op.table, ids, Flow(part.reshape(-1)[:1].reshape((1,) * part.ndim)))
+            if _is_constant(node):
+                blind.update(range(end - part.shape[axis], end))
+    op.notes.blind[op.node] = axis, frozenset(blind)
+    return ids
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Nothing of the input is in it, but sizes."""
+    sources = [source for source in node.all_input_nodes if isinstance(source.meta["value"], torch.Tensor)]
+    return node.op == "get_attr" or (bool(sources) and all(map(_is_constant, sources)))
+
+
+def _note_blind(op: Op, axis: int, positions: Iterable[int]) -> None:
+    """Tokens that were constants are read alone: what they know of the input they have from attention."""
+    source = op.node.args[0]
+    assert isinstance(source, fx.Node)
+    size = source.meta["value"].shape[axis]
+    chosen = {position % size for position in positions}
+    for node, (along, blind) in op.notes.blind.items():
+        if along == axis and chosen <= blind and node.meta["value"].shape[axis] == size:
+            attended = op.table.scaled(op.notes.met)
+            readers = [mixer.ids for mixer in op.notes.mixers if attended[mixer.inputs].any()]
+            if readers:
+                op.notes.seen.append((op.node, np.unique(np.concatenate([ids.reshape(-1) for ids in readers]))))
 
 
 @rule(operator.getitem, lazy=True)
@@ -116,7 +167,44 @@ def getitem(op: Op) -> Any:
         return owner[index] if not isinstance(index, slice) else tuple(owner[index])
     if not isinstance(owner, Flow):
         return None
+    entries = [entry for entry in (index if isinstance(index, tuple) else (index,)) if entry is not None]
+    for axis, entry in enumerate(entries):
+        if isinstance(entry, int) and not any(other is Ellipsis for other in entries):
+            _note_blind(op, axis, [entry])
     return Flow(compress(expanded(op, source)[index]), scaler=owner.scaler)  # type: ignore[arg-type]
+
+
+@rule(torch.ops.aten.index.Tensor)
+def picked(op: Op) -> Flow | None:
+    """Positions that depend on the input: channels stay who they are where none of these is a channel's."""
+    flow, entries = op.flow(), op.raw(1, "indices")
+    if any(entry is not None and flow.ids.shape[axis] > 1 for axis, entry in enumerate(entries)):
+        return None
+    positions = [index.ids for entry in entries if (index := op.find(entry)) is not None]
+    if any(ids.size > 1 for ids in positions):
+        return None
+    anywhere = tuple(
+        slice(None) if entry is None else torch.zeros(entry.meta["value"].shape, dtype=torch.int64) for entry in entries
+    )
+    source = op.node.args[0]
+    assert isinstance(source, fx.Node)
+    ids = compress(expanded(op, source)[anywhere])
+    for made in positions:
+        if not bool(immortal(made).all()):  # of the size of a tensor that may be gone
+            ids = op.table.all(ids, made.reshape((1,) * ids.ndim))
+    return Flow(ids, scaler=flow.scaler)
+
+
+@picked.emitter
+def _picked(op: Op, slim: Slim) -> Piece | None:
+    source, entries = op.node.args[0], op.raw(1, "indices")
+    piece, flow = slim.piece(source), slim.flow(op.node)
+    if piece is None or flow is None:
+        return None
+    if piece.axis is not None and flow.axis is None:
+        return whole_op(op, slim)
+    index = tuple(slice(None) if entry is None else slim.argument(entry) for entry in entries)
+    return Piece(slim.graph.call_function(operator.getitem, (piece.node, index)), flow.axis, piece.positions)
 
 
 def run_on_ids(op: Op) -> Any:
@@ -157,6 +245,42 @@ def compress(ids: torch.Tensor) -> Ids:
 def _scales(op: Op) -> bool:
     flows = [op.find(node) for node in op.node.all_input_nodes]
     return all(flow.scaler for flow in flows if flow is not None)
+
+
+@cat.constants
+def _cut_beside(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> Cut | None:
+    """A part along the channels stays; beside other parts it has their channels."""
+    axis = int(op.get("dim", 1, 0)) % op.out.ndim
+    others = [k for k, size in enumerate(flow.ids.shape) if size > 1 and k != axis]
+    return _along(flow, others[0], constant, others[0]) if len(others) == 1 else None
+
+
+@stack.constants
+def _cut_stacked(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> Cut | None:
+    dim = int(op.get("dim", 1, 0)) % op.out.ndim
+    others = [k for k, size in enumerate(flow.ids.shape) if size > 1 and k != dim]
+    return _along(flow, others[0], constant, others[0] - (dim < others[0])) if len(others) == 1 else None
+
+
+def _along(flow: Flow, axis: int, constant: fx.Node, own: int) -> Cut | None:
+    if constant.meta["value"].shape[own] == 1:
+        return None
+    ids = np.moveaxis(flow.ids, axis, 0).reshape(flow.ids.shape[axis], -1)
+    return Cut(ids[None, :, 0]) if bool((ids == ids[:, :1]).all()) else None  # what other parts lack stays
+
+
+@move.constants
+def _cut_spread(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> Cut | None:
+    """A class token that is given to every sample is cut as what it is put beside."""
+    readers, sizes = list(op.node.users), op.node.args[1:]
+    if op.node.target != "expand" or len(readers) != 1 or RULES.get(readers[0].target) is not cat:
+        return None
+    reader = Op(readers[0], None, op.table, op.flows, op.notes)
+    channels = op.flows[readers[0]]
+    kept = [axis for axis, size in enumerate(channels.ids.shape) if size > 1]
+    if len(sizes) != op.out.ndim or len(kept) != 1 or sizes[kept[0]] != -1:
+        return None
+    return _cut_beside(reader, channels, op.node, of_heads)
 
 
 @cat.emitter
@@ -206,15 +330,32 @@ def _aligned(op: Op, slim: Slim, tensors: Any, axis: int, join: Any, new: int | 
     along = np.moveaxis(slim.present[flow.ids], axis, 0).reshape(flow.ids.shape[axis], -1).any(1)
     positions = np.flatnonzero(along)
     own = axis - 1 if new is not None and new < axis else axis
+    for node in tensors:  # in the order in which a part has them
+        piece = None if slim.flow(node) is None or _is_constant(node) else slim.piece(node)
+        if piece is not None and piece.axis == own and np.array_equal(np.sort(piece.along(own, 0)), positions):
+            positions = piece.along(own, 0)
+            break
     parts: list[Any] = []
     for node in tensors:
         if slim.flow(node) is None:
             parts.append(slim.constant(node, own, positions))
-        else:
-            parts.append(None if slim.piece(node) is None else slim.fetch(node, own, positions))
+            continue
+        spread = _spread_constant(node, slim, own, positions)
+        parts.append(spread or (None if slim.piece(node) is None else slim.fetch(node, own, positions)))
     living = next(part for part in parts if part is not None)
     parts = [slim.graph.call_function(torch.zeros_like, (living,)) if part is None else part for part in parts]
     return Piece(join(parts), axis, positions)
+
+
+def _spread_constant(node: fx.Node, slim: Slim, axis: int, positions: Ids) -> fx.Node | None:
+    """A class token that is given to every sample: what is cut is the parameter."""
+    sizes = node.args[1:]
+    if node.target != "expand" or not _is_constant(node) or len(sizes) != node.meta["value"].ndim or sizes[axis] != -1:
+        return None
+    token: Any = node.args[0]
+    own = axis - len(sizes) + token.meta["value"].ndim
+    cut = slim.constant(token, own, positions)
+    return slim.graph.call_method("expand", (cut, *(slim.argument(size) for size in sizes)))
 
 
 @put_together.emitter
@@ -224,7 +365,7 @@ def _put_together(op: Op, slim: Slim) -> Piece | None:
 
 @getitem.emitter
 @move.emitter
-def _move(op: Op, slim: Slim) -> Piece | None:
+def _move(op: Op, slim: Slim) -> Piece | GridPiece | None:
     """Three outcomes: only the labels of channels change; the op runs on the compact tensor, or on the full one."""
     source, steps = _source(op.node, slim)
     if source is None:  # a part of what an op with several results returned
@@ -235,9 +376,17 @@ def _move(op: Op, slim: Slim) -> Piece | None:
         return Piece(
             slim.graph.call_function(operator.getitem, (base.node, op.node.args[1])), base.axis, base.positions
         )
-    piece = slim.piece(source)
-    if piece is None:
+    laid_out = slim.laid_out(source)
+    if laid_out is None:
         return None
+    flow = slim.flow(op.node)
+    grid = slim.grid(flow.ids) if flow is not None else None
+    if isinstance(laid_out, GridPiece) or (grid is not None and laid_out.axis is not None):
+        rearranged = _rearranged(op, slim, laid_out, source, steps, grid)
+        if rearranged is not None:
+            return rearranged
+    piece = slim.piece(source)
+    assert piece is not None
     if piece.axis is not None:
         relabelled = _relabel(op, slim, piece, source, steps)
         if relabelled is not None:
@@ -359,6 +508,115 @@ def _relabel(op: Op, slim: Slim, piece: Piece, source: fx.Node, steps: list[fx.N
         return None
     node = slim.select(piece, axis, inside, value)
     return Piece(node, axis, label[inside])
+
+
+def _rearranged(
+    op: Op, slim: Slim, piece: Piece | GridPiece, source: fx.Node, steps: list[fx.Node], grid: Grid | None
+) -> Piece | GridPiece | None:
+    """Into heads, out of them, or their axes in another order: whatever views the model's author wrote, channels are
+    taken apart or put together, and axes permuted, once. None where positions move, too: checked on element indices."""
+    flow, value = slim.flow(op.node), source.meta["value"]
+    assert flow is not None
+    before = piece.grid if isinstance(piece, GridPiece) else None
+    ours: list[int] = [before.outer, before.axis] if before is not None else [piece.axis]  # type: ignore[union-attr, list-item]
+    onto = [axis for axis, size in enumerate(flow.ids.shape) if size > 1]
+    if grid is None and (len(onto) != 1 or before is None):
+        return None
+    elements = _positions(value.numel()).reshape(value.shape)
+    target = _run(steps, elements, slim)
+    runs = _axes_of_positions(value.shape, ours, target, onto)
+    if runs is None:
+        return None
+    if grid is not None:
+        onto = [grid.outer, grid.axis]
+        kept = grid.take(target)
+    else:
+        kept = target.movedim(onto[0], 0)
+    where = torch.unravel_index(kept.flatten(len(onto))[..., 0].reshape(-1), value.shape)
+    if any(bool(where[axis].any()) for axis in range(value.ndim) if axis not in ours):
+        return None  # the first position of a channel is not where it was
+    channel = where[ours[0]] if before is None else where[ours[0]] * value.shape[ours[1]] + where[ours[1]]
+    node, compact, positions = piece.node, elements, np.zeros(0, dtype=np.int64)
+    if before is None:
+        assert isinstance(piece, Piece)
+        node = slim.select(piece, ours[0], channel.numpy(), value)
+        compact = elements.index_select(ours[0], channel)
+    elif grid is not None:
+        heads, places = np.divmod(channel.numpy().reshape(grid.positions.shape), value.shape[ours[1]])
+        if not (heads == heads[:, :1]).all():
+            return None
+        moved = Grid(before.outer, heads[:, 0], before.axis, places)
+        node = slim.fetch_grid(source, moved)
+        compact = moved.take(elements).movedim((0, 1), (before.outer, before.axis))
+    else:
+        place = np.full(value.shape[ours[0]] * value.shape[ours[1]], -1, dtype=np.int64)
+        place[channel.numpy()] = np.arange(channel.numel())
+        positions = place[before.numbered(value.shape[ours[1]])]
+        if (positions < 0).any() or not np.isin(slim.wanted(flow.ids.reshape(-1)), positions).all():
+            return None
+        compact = before.take(elements).movedim((0, 1), (before.outer, before.axis))
+        kept = kept[torch.from_numpy(positions)]
+    ways = _permuted(value.ndim, ours, target.ndim, onto, runs, None if grid is None else grid.positions.shape)
+    for method, arguments in ways:
+        compact = getattr(compact, method)(*arguments)
+    if not torch.equal(compact.movedim(onto, list(range(len(onto)))), kept):
+        return None
+    for method, arguments in ways:
+        node = slim.graph.call_method(method, (node, *arguments))
+    return Piece(node, onto[0], positions) if grid is None else GridPiece(node, grid)
+
+
+def _axes_of_positions(
+    shape: Sequence[int], channels: list[int], made: torch.Tensor, onto: list[int]
+) -> dict[int, list[int]] | None:
+    """Of each axis of the result that is none of channels, the axes of the operand that it is made of: one, or several
+    side by side. ``made`` holds indices of the operand's elements; None where an axis was cut, or is new."""
+    strides = torch.empty(shape, device="meta").stride()
+    left = [axis for axis in range(len(shape)) if axis not in channels]
+    runs: dict[int, list[int]] = {}
+    for axis, size in enumerate(made.shape):
+        if axis in onto:
+            continue
+        if size == 1:
+            last = next((k for k in left if shape[k] == 1), None)
+        else:
+            step = int(made.select(axis, 1).flatten()[0] - made.flatten()[0])
+            last = next((k for k in left if strides[k] == step and shape[k] > 1), None)
+        if last is None:
+            return None
+        run = [last]
+        while math.prod(shape[k] for k in run) < size and run[0] - 1 in left:
+            run.insert(0, run[0] - 1)
+        if math.prod(shape[k] for k in run) != size:
+            return None
+        left = [k for k in left if k not in run]
+        runs[axis] = run
+    return None if left else runs
+
+
+def _permuted(
+    rank: int, ours: list[int], made: int, onto: list[int], runs: dict[int, list[int]], apart: Sequence[int] | None
+) -> list[tuple[str, tuple[Any, ...]]]:
+    """The methods that bring axes where they belong: channels into heads of size ``apart`` (None: out of heads), axes
+    in another order, axes of positions into one."""
+    ways: list[tuple[str, tuple[Any, ...]]] = []
+    now: list[Any] = list(range(rank))
+    if apart is not None and len(ours) == 1:
+        ways.append(("unflatten", (ours[0], tuple(apart))))
+        now[ours[0] : ours[0] + 1] = ["heads", "channels"]
+    elif len(ours) == 2:
+        now[ours[0]], now[ours[1]] = "heads", "channels"
+    of_channels = [["heads", "channels"]] if apart is None else [["heads"], ["channels"]]
+    parts = [of_channels[onto.index(axis)] if axis in onto else runs[axis] for axis in range(made)]
+    order = [now.index(label) for part in parts for label in part]
+    if order != list(range(len(order))):
+        ways.append(("permute", tuple(order)))
+    start = len(order)
+    for part in reversed(parts):
+        start -= len(part)
+        if len(part) > 1:
+            ways.append(("flatten", (start, start + len(part) - 1)))
+    return ways
 
 
 def _crops(steps: list[fx.Node], value: torch.Tensor, axis: int, slim: Slim) -> bool:

@@ -8,24 +8,24 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fxprune.channels.facts import Affine
 from fxprune.channels.ids import Ids
-from fxprune.rules.elementwise import beside_channels, not_zero, share_statistics
-from fxprune.rules.mixing import even_columns
+from fxprune.rules.elementwise import beside_channels, not_zero, note_affine, share_statistics, vectors
 from fxprune.rules.operands import (
     Piece,
     Slim,
     cut_module,
+    even_columns,
     per_channel_function,
     per_channel_module,
     scaled_by_gate,
     whole_op,
 )
-from fxprune.rules.registry import Flow, NoChannels, Op, rule, unwritten
+from fxprune.rules.registry import Cut, Flow, NoChannels, Op, rule, unwritten
 
 
 def layer_norm_of_living(op: Op, slim: Slim, piece: Piece, axes: list[int]) -> Piece:
@@ -89,12 +89,10 @@ def _vector(op: Op, slim: Slim, name: str, position: int, axis: int, positions: 
     return slim.constant(raw, axis, positions) if isinstance(raw, fx.Node) else None
 
 
-def _note_affine(op: Op, flow: Flow, axis: int, *parameters: Any) -> None:
-    """Also of a norm without parameters: whoever cuts it must know of all of its calls."""
-    count = sum(parameter is not None for parameter in parameters)
+def _note_affine(op: Op, flow: Flow, axis: int, *parameters: Any, groups: int = 1, cut: bool = True) -> None:
     if op.module is not None:
-        ids = flow.along(axis, op.table, op.out.shape[axis])
-        op.notes.affines.append(Affine(op.node, str(op.node.target), ids, count))
+        count = sum(parameter is not None for parameter in parameters)
+        note_affine(op, flow, axis, count, groups, cut=cut)
 
 
 def _normed(op: Op) -> Flow:
@@ -128,15 +126,20 @@ def instance_norm(op: Op) -> Flow:
 def layer_norm(op: Op) -> Flow:
     flow, shape = _normed(op), op.get("normalized_shape", 1)
     axes = list(range(flow.ids.ndim - len(shape), flow.ids.ndim))
-    if len(shape) == 1:
-        _note_affine(op, flow, flow.ids.ndim - 1, op.get("weight", 2), op.get("bias", 3))
+    if flow.axis in axes or len(shape) == 1:
+        axis, parameters = axes[-1] if flow.axis is None else flow.axis, (op.get("weight", 2), op.get("bias", 3))
+        each = sum(held.numel() for held in parameters if held is not None) // op.out.shape[axis]
+        cut = _called_once(op) and not isinstance(op.module, nn.RMSNorm) and axis in axes
+        if op.module is not None:
+            note_affine(op, flow, axis, each, cut=cut)
     return share_statistics(op, axes, clean=False)
 
 
 @rule(nn.GroupNorm, F.group_norm, torch.group_norm)
 def group_norm(op: Op) -> Flow | None:
     flow, groups = _normed(op), op.get("num_groups", 1)
-    _note_affine(op, flow, 1, op.get("weight", 2), op.get("bias", 3))
+    parameters = op.get("weight", 2), op.get("bias", 3)
+    _note_affine(op, flow, 1, *parameters, groups=groups, cut=_called_once(op))
     count = flow.ids.shape[1]
     if any(size > 1 for size in flow.ids.shape[2:]):
         return share_statistics(op, list(range(2, flow.ids.ndim)), clean=False) if count == 1 else None
@@ -149,6 +152,23 @@ def group_norm(op: Op) -> Flow | None:
     op.notes.tied.append(grouped)
     statistics = op.table.mix(grouped, rows=1, owner=op.node.name).repeat(grouped.shape[1], 1)
     return Flow(op.table.all(ids, statistics.reshape(ids.shape)), clean=False)
+
+
+batch_norm.constants(vectors)
+instance_norm.constants(vectors)
+
+
+@layer_norm.constants
+def _cut_layer_norm(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> Cut | None:
+    first = op.out.ndim - len(op.get("normalized_shape", 1))
+    if flow.axis is None or flow.axis < first or not _called_once(op):
+        return None
+    return Cut(flow.ids.reshape(1, -1))
+
+
+@group_norm.constants
+def _cut_group_norm(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> Cut | None:
+    return vectors(op, flow, constant, of_heads) if _called_once(op) else None
 
 
 @batch_norm.emitter
@@ -179,16 +199,17 @@ def _instance_norm(op: Op, slim: Slim) -> Piece | None:
 def _layer_norm(op: Op, slim: Slim) -> Piece | None:
     axes = list(range(op.out.ndim - len(op.get("normalized_shape", 1)), op.out.ndim))
     piece = slim.piece(op.inputs[0])
-    if piece is not None and piece.axis in axes and not isinstance(op.module, nn.RMSNorm) and _called_once(op, slim):
+    if piece is not None and piece.axis in axes and not isinstance(op.module, nn.RMSNorm) and _called_once(op):
         return layer_norm_of_living(op, slim, piece, axes)
     return beside_channels(op, slim, axes)
 
 
-def _called_once(op: Op, slim: Slim) -> bool:
+def _called_once(op: Op) -> bool:
     """Calls that share a weight would each cut it to channels of their own."""
     if op.module is not None:
-        return slim.times[op.node.target] == 1
-    return all(len(node.users) == 1 for node in op.node.all_input_nodes if slim.flow(node) is None)
+        called = [node for node in op.node.graph.nodes if node.op == "call_module" and node.target == op.node.target]
+        return len(called) == 1
+    return all(len(node.users) == 1 for node in op.node.all_input_nodes if op.find(node) is None)
 
 
 @group_norm.emitter
@@ -203,7 +224,7 @@ def _group_norm(op: Op, slim: Slim) -> Piece | None:
     existing = np.zeros(count, dtype=bool)
     existing[piece.along(1, count)] = True
     kept = existing.reshape(groups, -1)
-    if not _called_once(op, slim):
+    if not _called_once(op):
         return whole_op(op, slim)
     positions = np.flatnonzero(existing)
     if op.module is None or not bool((kept.all(1) == kept.any(1)).all()):

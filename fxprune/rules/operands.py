@@ -4,9 +4,8 @@ to it; and ways of writing an op that several rules share."""
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import fx, nn
 
-from fxprune.channels.facts import Channels
+from fxprune.channels import Channels
 from fxprune.channels.ids import Ids
 from fxprune.modules import copy_module
 from fxprune.rules.registry import Flow, Op, find_rule
@@ -155,6 +154,46 @@ class Piece:
         return self.positions if axis == self.axis and self.positions is not None else np.arange(size)
 
 
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Which heads are left along one axis, and along another one which channels of each: as many in all of them.
+
+    ``positions`` (heads x channels) counts along ``axis``. What it names may be a removed channel, where a head has
+    fewer than others: of that the tensor holds zeros.
+    """
+
+    outer: int
+    heads: Ids
+    axis: int
+    positions: Ids
+
+    @property
+    def alike(self) -> bool:
+        """Whether all heads have the same channels."""
+        return bool((self.positions == self.positions[:1]).all())
+
+    def matches(self, other: Grid) -> bool:
+        """The same channels in the same order; on whatever axes."""
+        return np.array_equal(self.heads, other.heads) and np.array_equal(self.positions, other.positions)
+
+    def numbered(self, width: int) -> Ids:
+        """Its channels in order, numbered through heads of that ``width``."""
+        return (self.heads[:, None] * width + self.positions).reshape(-1)
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These heads and channels of a tensor; their axes come first."""
+        moved = tensor.movedim((self.outer, self.axis), (0, 1))
+        return moved[torch.from_numpy(self.heads)[:, None], torch.from_numpy(self.positions)]
+
+
+@dataclass(frozen=True, eq=False)
+class GridPiece:
+    """A node of the slim graph that holds heads and channels of them."""
+
+    node: fx.Node
+    grid: Grid
+
+
 class Gone(Exception):
     """Something was asked of a tensor that the slim net does not compute."""
 
@@ -174,12 +213,12 @@ class Slim(Writer):
         self.channels, self.present = channels, present
         self.gate_values, self.rank = gate_values, rank
         self.pieces: dict[fx.Node, Any] = {}
+        self.completed: dict[fx.Node, Piece] = {}  # grids, with zeros for what they lack
         self.values: dict[fx.Node, Any] = {}  # sizes and numbers: plain, or nodes, or tuples of both
         self.constants = Values(channels.trace.root, model, torch.device("cpu"))
         self.grads: dict[fx.Node, bool | None] = {}
+        self.of_heads = channels.of_heads
         self.joins: dict[str, str] = {}  # op of the original -> how it is written here
-        self.masked = frozenset(channels.masks)
-        self.times = Counter(node.target for node in channels.trace.graph.nodes if node.op == "call_module")
         self.owner = {mixer.node: mixer.name for mixer in channels.mixers}
         self.calls: dict[str, list[Any]] = {}
         layers: list[Any] = [*channels.mixers, *channels.affines]
@@ -189,22 +228,32 @@ class Slim(Writer):
     # ------------------------------------------------------------ operands
 
     def flow(self, node: fx.Node) -> Flow | None:
-        found = self.channels.flows.get(node)
-        return found if isinstance(found, Flow) else None
+        flow = self.channels.flows.get(node)
+        return flow if isinstance(flow, Flow) else None
 
     def reads_channels(self, node: fx.Node) -> bool:
         return any(isinstance(self.channels.flows.get(parent), (Flow, tuple, dict)) for parent in node.all_input_nodes)
 
-    def piece(self, node: Any) -> Piece | None:
-        """The tensor as it exists; None if nothing of it lives."""
+    def laid_out(self, node: Any) -> Piece | GridPiece | None:
+        """The tensor as it exists, pure data movement now that somebody asks for it; None if nothing of it lives."""
         if node not in self.pieces:
-            flow = self.flow(node)
-            dead = flow is not None and not bool(self.present[flow.ids].any())
             rule = find_rule(node, None)
             assert rule is not None and rule.emit is not None
-            self.pieces[node] = None if dead else rule.emit(self.op(node), self)
-        found: Piece | None = self.pieces[node]
-        return found
+            moves = self.reads_channels(node)
+            self.pieces[node] = rule.emit(self.op(node), self) if moves else Piece(self.replay(node))
+        piece: Piece | GridPiece | None = self.pieces[node]
+        return piece
+
+    def piece(self, node: Any) -> Piece | None:
+        """The same for those who know one axis of channels: a grid of heads and channels is complete for them."""
+        piece = self.laid_out(node)
+        if isinstance(piece, GridPiece):
+            if node not in self.completed:
+                heads, width = (node.meta["value"].shape[axis] for axis in (piece.grid.outer, piece.grid.axis))
+                every = Grid(piece.grid.outer, np.arange(heads), piece.grid.axis, np.tile(np.arange(width), (heads, 1)))
+                self.completed[node] = Piece(self.fetch_grid(node, every))
+            return self.completed[node]
+        return piece
 
     def compact(self, node: fx.Node, axis: int) -> Piece | None:
         """The tensor with nothing missing along any other axis than ``axis``."""
@@ -245,6 +294,57 @@ class Slim(Writer):
         if index.size and np.array_equal(index, np.arange(index[0], index[0] + index.size)):
             return self.graph.call_method("narrow", (node, axis, int(index[0]), int(index.size)))
         return self.graph.call_method("index_select", (node, axis, self.buffer("index", torch.from_numpy(index))))
+
+    def grid(self, ids: Ids) -> Grid | None:
+        """Of ids that vary along two axes, heads first: what the slim net holds of them; None for other ids."""
+        axes = [axis for axis, size in enumerate(ids.shape) if size > 1]
+        if len(axes) != 2 or not bool(self.of_heads[ids].all()):
+            return None
+        living = self.present[ids].reshape(ids.shape[axes[0]], ids.shape[axes[1]])
+        heads = np.flatnonzero(living.any(1))
+        return Grid(axes[0], heads, axes[1], even_columns(living[heads])) if heads.size else None
+
+    def fetch_grid(self, node: fx.Node, grid: Grid) -> fx.Node:
+        """Exactly these heads and channels, zeros where one does not exist; a single head may stay one, for all."""
+        piece, value = self.laid_out(node), node.meta["value"]
+        heads, width = (value.shape[axis] for axis in (grid.outer, grid.axis))
+        before = Grid(grid.outer, np.arange(heads), grid.axis, np.tile(np.arange(width), (heads, 1)))
+        if isinstance(piece, GridPiece) and (piece.grid.outer, piece.grid.axis) == (grid.outer, grid.axis):
+            before, made = piece.grid, piece.node
+        else:
+            made = self.full(node)
+        if before.matches(grid):
+            return made
+        if heads == 1:  # one for all
+            if grid.alike:
+                return self.select(Piece(made, grid.axis, before.positions[0]), grid.axis, grid.positions[0], value)
+            grid = replace(grid, heads=np.zeros_like(grid.heads))
+        if before.alike and grid.alike:
+            made = self.select(Piece(made, grid.axis, before.positions[0]), grid.axis, grid.positions[0], value)
+            return self.select(Piece(made, grid.outer, before.heads), grid.outer, grid.heads, value)
+        call, last = self.graph.call_method, value.ndim - 1
+        order = [axis for axis in range(value.ndim) if axis not in (grid.outer, grid.axis)] + [grid.outer, grid.axis]
+        flat = call("flatten", (call("permute", (made, *order)), last - 1, last))
+        channels = torch.empty([1] * (last - 1) + [heads * width], device="meta")
+        flat = self.select(Piece(flat, last - 1, before.numbered(width)), last - 1, grid.numbered(width), channels)
+        apart = call("unflatten", (flat, last - 1, grid.positions.shape))
+        return call("permute", (apart, *np.argsort(order).tolist()))
+
+    def cut_to_grid(self, node: fx.Node, grid: Grid, rank: int) -> fx.Node:
+        """A constant that meets a tensor of ``rank`` axes, cut to these heads and channels along those it has."""
+        value: torch.Tensor = self.constants.constant(node)
+        value = value.reshape((1,) * (rank - value.ndim) + tuple(value.shape))
+        if value.shape[grid.outer] > 1:
+            value = value.index_select(grid.outer, torch.from_numpy(grid.heads).to(value.device))
+        if value.shape[grid.axis] > 1:
+            rows = grid.positions[:1] if grid.alike else grid.positions
+            shape = [1] * rank
+            shape[grid.outer], shape[grid.axis] = rows.shape
+            index = torch.from_numpy(rows.copy() if grid.outer < grid.axis else rows.T.copy()).reshape(shape)
+            value = torch.take_along_dim(value, index.to(value.device), grid.axis)
+        return self.attribute(
+            str(node.target) if node.op == "get_attr" else node.name, value.detach().clone(), grad=self.grad(node)
+        )
 
     def wanted(self, ids: Ids) -> Ids:
         """Positions of a vector of ids that the slim net computes."""
@@ -293,18 +393,18 @@ class Slim(Writer):
         """An op of several results, run on its complete operands."""
         if node not in self.pieces:
             self.pieces[node] = Piece(self.replay(node))
-        found: Piece = self.pieces[node]
-        return found.node
+        piece: Piece = self.pieces[node]
+        return piece.node
 
     def replay(self, node: fx.Node) -> fx.Node:
         """The op as it is, on complete operands."""
         if node.op == "call_module":
             self.module(str(node.target))
         args, kwargs = self.argument(tuple(node.args)), self.argument(dict(node.kwargs))
-        made = self.graph.create_node(node.op, node.target, args, kwargs)
+        written = self.graph.create_node(node.op, node.target, args, kwargs)
         if node.meta.get("is_wrapped"):
-            made.meta["is_wrapped"] = True
-        return made
+            written.meta["is_wrapped"] = True
+        return written
 
     def constant(self, node: fx.Node, axis: int | None = None, positions: Ids | None = None) -> Any:
         """A parameter, a buffer or what is computed from them alone, cut to ``positions`` along ``axis``."""
@@ -333,10 +433,10 @@ class Slim(Writer):
         if node.op == "get_attr":
             value = self.constants.constant(node)
             return value.requires_grad if isinstance(value, nn.Parameter) else None
-        found = [self.grad(parent) for parent in node.all_input_nodes]
+        flags = [self.grad(parent) for parent in node.all_input_nodes]
         if node.op == "call_module":
-            found += [parameter.requires_grad for parameter in self.op(node).module.parameters()]  # type: ignore[union-attr]
-        known = [flag for flag in found if flag is not None]
+            flags += [parameter.requires_grad for parameter in self.op(node).module.parameters()]  # type: ignore[union-attr]
+        known = [flag for flag in flags if flag is not None]
         return any(known) if known else None
 
     # ------------------------------------------------------------ ops
@@ -375,9 +475,9 @@ def fold(function: Any, args: Sequence[Any], kwargs: dict[str, Any], graph: fx.G
 
 
 def _has_node(tree: Any) -> bool:
-    found: list[fx.Node] = []
-    fx.node.map_arg(tree, found.append)
-    return bool(found)
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(tree, nodes.append)
+    return bool(nodes)
 
 
 __all__ = [
@@ -401,16 +501,44 @@ def same_op(op: Op, slim: Slim) -> Piece | None:
     return Piece(slim.same(op, operands), piece.axis, piece.positions)
 
 
+def element_by_element(op: Op, slim: Slim) -> Piece | GridPiece | None:
+    """The same, for heads and channels of them as well."""
+    piece = slim.laid_out(op.inputs[0]) if len(op.inputs) == 1 else None
+    on_heads = on_grid(op, slim, piece.grid) if isinstance(piece, GridPiece) else None
+    return on_heads or same_op(op, slim)
+
+
+def on_grid(op: Op, slim: Slim, grid: Grid) -> GridPiece | None:
+    """The op on operands that all have exactly the heads and channels of its result; None where one cannot."""
+    operands: dict[fx.Node, Any] = {}
+    for node in op.node.all_input_nodes:
+        value = node.meta["value"]
+        if not isinstance(value, torch.Tensor) or node in slim.values:
+            continue
+        lead = op.out.ndim - value.ndim
+        own = Grid(grid.outer - lead, grid.heads, grid.axis - lead, grid.positions)
+        heads, channels = (axis >= 0 and value.shape[axis] > 1 for axis in (own.outer, own.axis))
+        if slim.flow(node) is None:
+            operands[node] = slim.cut_to_grid(node, grid, op.out.ndim)
+        elif slim.laid_out(node) is None or (channels and not heads):
+            return None
+        elif heads and channels:
+            operands[node] = slim.fetch_grid(node, own)
+        else:
+            operands[node] = slim.fetch(node, own.outer, grid.heads) if heads else slim.full(node)
+    return GridPiece(slim.same(op, operands), grid)
+
+
 def sliced_constants(op: Op, slim: Slim, piece: Piece) -> dict[fx.Node, Any]:
     """Per-channel parameters and buffers among the arguments, cut to the channels that exist."""
-    found: dict[fx.Node, Any] = {}
+    constants: dict[fx.Node, Any] = {}
     for node in op.node.all_input_nodes:
         value = node.meta["value"]
         if slim.flow(node) is None and node not in slim.values and isinstance(value, torch.Tensor):
             axis = None if piece.axis is None else piece.axis - (_ndim(op.out) - value.ndim)
             inside = axis is not None and axis >= 0
-            found[node] = slim.constant(node, axis if inside else None, piece.positions if inside else None)
-    return found
+            constants[node] = slim.constant(node, axis if inside else None, piece.positions if inside else None)
+    return constants
 
 
 def living_only(op: Op, slim: Slim, piece: Piece, axis: int) -> Piece:
@@ -458,6 +586,12 @@ def zeros(slim: Slim, node: fx.Node, living: fx.Node) -> fx.Node:
     return slim.graph.call_method("new_zeros", (model, sizes))
 
 
+def even_columns(read: Bools) -> Ids:
+    """Per group the columns to read: the living ones, filled up with dead ones (zeros) to the same count."""
+    count = int(read.sum(1).max())
+    return np.sort(np.argsort(~read, axis=1, kind="stable")[:, :count], axis=1)
+
+
 def wanted_of(op: Op, slim: Slim, piece: Piece) -> Piece:
     """Drop the channels of a complete result that nobody reads."""
     flow = slim.flow(op.node)
@@ -483,8 +617,8 @@ def per_channel_module(op: Op, slim: Slim) -> Piece | None:
     if len(calls) > 1:
         positions = np.flatnonzero(np.logical_or.reduce([slim.present[call.ids] for call in calls]))
     path = slim.module(str(op.node.target), cut_module(op.module, positions, size))
-    made = Piece(slim.graph.call_module(path, (slim.fetch(source, 1, positions),)), 1, positions)
-    return living_only(op, slim, made, 1) if len(calls) > 1 else made
+    piece = Piece(slim.graph.call_module(path, (slim.fetch(source, 1, positions),)), 1, positions)
+    return living_only(op, slim, piece, 1) if len(calls) > 1 else piece
 
 
 def cut_module(module: nn.Module | None, positions: Ids, size: int) -> nn.Module:
@@ -496,11 +630,11 @@ def cut_module(module: nn.Module | None, positions: Ids, size: int) -> nn.Module
         if tensor.ndim == 1 and tensor.shape[0] == size:
             cut = tensor.detach().index_select(0, index.to(tensor.device))
             memo[id(tensor)] = nn.Parameter(cut, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
-    made = copy_module(module, memo)
+    cut_copy = copy_module(module, memo)
     for width in ("num_features", "num_parameters", "num_channels"):
-        if hasattr(made, width):
-            setattr(made, width, int(positions.size))
-    return made
+        if hasattr(cut_copy, width):
+            setattr(cut_copy, width, int(positions.size))
+    return cut_copy
 
 
 def scaled_by_gate(slim: Slim, piece: Piece, axis: int, values: torch.Tensor, ndim: int) -> Piece:

@@ -8,7 +8,7 @@ import torch
 
 from fxprune.channels.ids import Ids, IdTable
 from fxprune.rules.joins import any_of, both
-from fxprune.rules.operands import Piece, Slim
+from fxprune.rules.operands import GridPiece, Piece, Slim
 from fxprune.rules.registry import Flow, Op, name_of, rule
 
 _KEEP = ("sum", "mean", "amax", "amin", "max", "min", "norm", "std", "var", "nansum", "nanmean", "median")
@@ -75,7 +75,7 @@ def _first(value: Any) -> Any:
 
 
 @reduce.emitter
-def _reduce(op: Op, slim: Slim) -> Piece | None:
+def _reduce(op: Op, slim: Slim) -> Piece | GridPiece | None:
     name = name_of(op.node)
     if _elementwise(op):
         return both(op, slim)

@@ -19,16 +19,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import fx, nn
 
-from fxprune.channels.facts import Affine, Mixer
+from fxprune.channels import Affine, Heads, Mixer, Product, Uncut
 from fxprune.channels.ids import ONE, Ids, IdTable, distinct
 from fxprune.errors import RuleError
 from fxprune.trace.values import Values
 
 if TYPE_CHECKING:
-    from fxprune.rules.operands import Piece, Slim
+    from fxprune.rules.operands import GridPiece, Piece, Slim
 
 
 @dataclass(frozen=True)
@@ -130,30 +131,68 @@ class Notes:
     batch: int  # of the example
     mixers: list[Mixer] = field(default_factory=list)
     affines: list[Affine] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list)
+    uncut: list[Uncut] = field(default_factory=list)
     anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)  # layer -> the batch norm that carries its gate
     masks: list[fx.Node] = field(default_factory=list)  # ops behind which dead channels are no longer zero
     opaque: set[fx.Node] = field(default_factory=set)
     filled: set[fx.Node] = field(default_factory=set)
     sized: list[tuple[fx.Node, Ids]] = field(default_factory=list)  # tensors whose size the model reads
     tied: list[Ids] = field(default_factory=list)  # groups x channels that a group norm treats together
+    heads: list[Heads] = field(default_factory=list)
+    met: list[Ids] = field(default_factory=list)  # products of two tensors: where tokens get to know each other
+    blind: dict[fx.Node, tuple[int, frozenset[int]]] = field(default_factory=dict)  # tokens that begin as constants
+    seen: list[tuple[fx.Node, Ids]] = field(default_factory=list)  # where they are read alone, what tells them anything
 
 
 Relate = Callable[[Op], Any]
-Emit = Callable[[Op, "Slim"], "Piece | None"]
+Emit = Callable[[Op, "Slim"], "Piece | GridPiece | None"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """What a constant is cut with, as groups x channels: as in ``Affine``; or group by group alone."""
+
+    ids: Ids
+    by_group: bool = False
+
+
+Cuts = Callable[[Op, Flow, fx.Node, npt.NDArray[np.bool_]], Cut | None]
+
+
+def beside(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> Cut | None:
+    """A constant that meets channels, or heads and their channels, element by element is cut with them."""
+    lead = op.out.ndim - constant.meta["value"].ndim
+    axes = [axis for axis, size in enumerate(flow.ids.shape) if size > 1]
+    along = [axis >= lead and constant.meta["value"].shape[axis - lead] > 1 for axis in axes]
+    if len(axes) == 2 and any(along) and bool(of_heads[flow.ids].all()):
+        return Cut(flow.ids.reshape([flow.ids.shape[axis] for axis in axes]), by_group=not along[1])
+    return Cut(flow.ids.reshape(1, -1)) if along == [True] else None
+
+
+def in_full(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> None:
+    """The slim net reads it as it is."""
 
 
 @dataclass
 class Rule:
-    """How an op treats channels. ``lazy`` ops are written only when a reader asks for them (pure data movement)."""
+    """How an op treats channels. ``lazy`` ops are written only when a reader asks for them (pure data movement);
+    ``cuts`` says how much of a constant the slim op reads."""
 
     relate: Relate
     emit: Emit | None = None
     lazy: bool = False
+    cuts: Cuts = beside
 
     def emitter(self, emit: Emit) -> Emit:
         """Decorator: how to write the op into the slim graph, where "the same op on the compact operand" is wrong."""
         self.emit = emit
         return emit
+
+    def constants(self, cuts: Cuts) -> Cuts:
+        """Decorator: how constants are cut, where they are not as long as channels are many."""
+        self.cuts = cuts
+        return cuts
 
 
 RULES: dict[Hashable, Rule] = {}
@@ -207,6 +246,24 @@ def same_value(one: Any, other: Any) -> bool:
     if isinstance(one, slice) and isinstance(other, slice):
         return same_value((one.start, one.stop, one.step), (other.start, other.stop, other.step))
     return type(one) is type(other) and bool(one == other)
+
+
+def note_product(op: Op, ids: Ids, flops: int, needs: Ids | None = None) -> None:
+    """``flops`` of the example's batch; the last axis of ``ids`` are channels, the others heads; it runs in full where
+    none of the ids is there that it ``needs``."""
+    grid = ids.reshape(-1, ids.shape[-1])
+    each, rest = divmod(flops, grid.size * max(op.notes.batch, 1))
+    if rest:  # channels that lie among the samples
+        note_in_full(op, ids, flops)
+    else:
+        needed = np.array([ONE]) if needs is None else np.unique(needs)
+        op.notes.products.append(Product(op.node, grid, each, np.unique(ids), needed))
+
+
+def note_in_full(op: Op, ids: Ids, flops: int) -> None:
+    """A product that runs at full width as long as any of ``ids`` is there."""
+    own = np.unique(ids)
+    op.notes.uncut.append(Uncut(op.node, op.node.name, own, own, 0, flops // max(op.notes.batch, 1)))
 
 
 def unwritten(flow: Flow) -> Flow:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxprune.channels.ids import FIXED, ONE, immortal
-from fxprune.rules.operands import Gone, Piece, Slim
+from fxprune.rules.operands import Gone, GridPiece, Piece, Slim
 from fxprune.rules.registry import Flow, Op, constant_flow, rule, unwritten
 
 _SIZES = ("size", "numel", "nelement", "stride", "element_size", "get_device", "data_ptr")
@@ -44,20 +44,19 @@ def like(op: Op) -> Any:
     flow = op.find(op.node.args[0])
     if flow is None or bool(immortal(flow.ids).any()):
         return constant_flow(op.out, FIXED)
-    token = op.table.mix(np.unique(flow.ids)[None], rows=1, owner=op.node.name)  # lives as long as what it reads
-    return Flow(token.reshape((1,) * op.out.ndim))
+    return Flow(op.table.size_of(flow.ids, op.node.name).reshape((1,) * op.out.ndim))
 
 
 @rule("expand_as")
 def shaped_as(op: Op) -> Flow | None:
-    if not op.node.users:  # an index that scatter_add had, see trace/normal_form.py
+    if not op.node.users:  # an index that scatter_add had, see trace/canonical_calls.py
         return Flow(np.full((1,) * op.out.ndim, ONE, dtype=np.int64))
     flow, other = op.flow(), op.flow(1, "other")
     op.notes.sized.append((op.node, other.ids.reshape(-1)))
     read = np.unique(other.ids)
     if bool(immortal(read).any()) or np.array_equal(read, np.unique(flow.ids)):
         return flow
-    token = op.table.mix(read[None], rows=1, owner=op.node.name)  # something of what it reads the size of must exist
+    token = op.table.size_of(read, op.node.name)  # something of what it reads the size of must exist
     return replace(flow, ids=op.table.all(flow.ids, token.reshape((1,) * flow.ids.ndim)))
 
 
@@ -95,9 +94,13 @@ def _attribute(op: Op, slim: Slim) -> Any:
 
 def sizes_of(node: fx.Node, slim: Slim) -> tuple[Any, ...]:
     """The original sizes of a tensor, wherever its channels have gone: read off where they still are, else known."""
-    piece, value = slim.piece(node), node.meta["value"]
+    piece, value = slim.laid_out(node), node.meta["value"]
     if piece is None:
         raise Gone(f"the size of {node.name} is read but nothing of it lives")
+    if isinstance(piece, GridPiece):
+        own = (piece.grid.outer, piece.grid.axis)
+        return tuple(int(full) if axis in own else slim.graph.call_method("size", (piece.node, axis))
+                     for axis, full in enumerate(value.shape))  # fmt: skip
     flow = slim.flow(node)
     assert flow is not None
     sizes: list[Any] = []

@@ -1,5 +1,5 @@
-"""One file that is always whole: the state of a run, in plain tensors, numbers and texts; and the folder of a run that
-trains, started, or found and gone on with."""
+"""The checkpoint: a file that is always complete and holds the state of a run as plain tensors, numbers and texts. And
+the start of a run, in an empty folder or from the checkpoint in it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 from fxprune.errors import RunError, first_line, one_line
 from fxprune.files import NOTHING, NUMBER, Table, as_path, load_tensors, misfit, of_schema, reason, replacing
+from fxprune.gated.wrapped import Wrapped
 from fxprune.run.folder import Run
-from fxprune.run.names import CHECKPOINT, CHECKPOINT_SCHEMA, EARLY, FACTS
-from fxprune.wrapped import Wrapped
+from fxprune.run.layout import CHECKPOINT, CHECKPOINT_SCHEMA, EARLY, FACTS
 
 _PLAIN = (torch.Tensor, str, bool, int, float, type(None))
 _RUN: dict[str, Any] = {
@@ -29,13 +29,18 @@ _KEPT: dict[str, Any] = {
 
 
 def save(file: Path, state: dict[str, Any], *, alone: bool = True) -> None:
-    """Replace ``file``; whatever happens meanwhile, the old file or the new one is there, never a part of one."""
+    """Replace ``file``. If this is interrupted, either the old file or the new one is there, never a part of one."""
     _check_plain(state, "the checkpoint")
     try:
         with replacing(file, alone=alone) as opened:
             torch.save({"schema": CHECKPOINT_SCHEMA, **state}, opened)
-        _sync_folder(file.parent)
-    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+        if os.name == "posix":  # the rename itself, too, must survive a power cut
+            descriptor = os.open(file.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except (OSError, RuntimeError) as error:  # the writer of torch raises RuntimeError
         why = reason(error) if isinstance(error, OSError) else first_line(error)
         left = "the one before is intact" if file.exists() else "there is none yet"
         raise RunError(
@@ -45,7 +50,7 @@ def save(file: Path, state: dict[str, Any], *, alone: bool = True) -> None:
 
 
 def load(file: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Runs no code of the file's; ``mapped`` leaves tensors on the disk until they are looked at."""
+    """Read without running code from the file; ``mapped`` leaves tensors on the disk until they are used."""
     try:
         return of_schema(load_tensors(file, mapped=mapped), CHECKPOINT_SCHEMA)
     except Exception as error:  # what a damaged file raises is not documented
@@ -53,7 +58,7 @@ def load(file: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def load_run(file: Path) -> dict[str, Any]:
-    """The state of a run, with everything in it that a run goes on from."""
+    """The state of a run, checked to be complete."""
     state = load(file)
     wrong = misfit(state, _RUN) or misfit(state["at"], _AT)
     if wrong is None:
@@ -76,26 +81,12 @@ def unfit(file: Path | None, what: str, error: BaseException) -> RunError:
     )
 
 
-def _sync_folder(folder: Path) -> None:
-    """The rename itself, too, must survive a power cut."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _check_plain(value: Any, where: str) -> None:
-    """What ``weights_only`` would refuse is found when it is written, not when it is needed."""
-    if isinstance(value, dict):
-        for key, entry in value.items():
+    """Refuse now what ``weights_only`` would refuse when the checkpoint is read."""
+    if isinstance(value, (dict, list, tuple)):
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
             _check_plain(key, where)
             _check_plain(entry, f"{where}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
-        for number, entry in enumerate(value):
-            _check_plain(entry, f"{where}[{number}]")
     elif not isinstance(value, _PLAIN) or type(value).__module__.startswith("numpy"):
         raise RunError(
             f"{where} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold",
@@ -109,34 +100,26 @@ def open_run(
     """The run, and its checkpoint if it has one."""
     path = as_path(folder, "run")
     try:
-        return _open_run(path, wrapped, facts, resume)
+        if (path / CHECKPOINT).is_file():
+            if not resume:
+                how = "resume=True, or fxprune prune --resume"
+                raise RunError(f"{path} holds a run already", fix=f"name an empty folder, or go on with it: {how}")
+            saved = load_run(path / CHECKPOINT)
+            at, kept = saved["at"], saved["kept"]
+            is_trained = at["epoch"] or at["batch"] or "teacher" in kept or "hardened" in kept
+            if is_trained or saved["facts"] == facts:
+                _compare(path, saved["facts"], facts)
+                return Run(path), saved
+            (path / CHECKPOINT).unlink()  # stopped before its first step, with other settings: nothing is lost
+        inside = list(path.iterdir()) if resume and path.is_dir() else []
+        if any(FACTS in entry.name for entry in inside) and all(map(_is_early, inside)):
+            for entry in inside:  # of a run that was cut off before its first checkpoint
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        return Run.create(path, wrapped), None
     except OSError as error:
         raise RunError(
             f"run={str(path)!r} cannot be written: {error}", fix='name a folder: run="runs/first"'
         ) from error
-
-
-def _open_run(path: Path, wrapped: Wrapped, facts: dict[str, Any], resume: bool) -> tuple[Run, dict[str, Any] | None]:
-    if (path / CHECKPOINT).is_file():
-        if not resume:
-            how = "resume=True, or fxprune prune --resume"
-            raise RunError(f"{path} holds a run already", fix=f"name an empty folder, or go on with it: {how}")
-        saved = load_run(path / CHECKPOINT)
-        if _trained(saved) or saved["facts"] == facts:
-            _compare(path, saved["facts"], facts)
-            return Run(path), saved
-        (path / CHECKPOINT).unlink()  # stopped before its first step, by a mistake that is mended now
-    inside = list(path.iterdir()) if resume and path.is_dir() else []
-    if any(FACTS in entry.name for entry in inside) and all(map(_is_early, inside)):
-        for entry in inside:  # a run that was cut off before there was anything to keep
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    return Run.create(path, wrapped), None
-
-
-def _trained(saved: dict[str, Any]) -> bool:
-    """Whether there is a step that could be lost."""
-    at, kept = saved["at"], saved["kept"]
-    return bool(at["epoch"] or at["batch"] or "teacher" in kept or "hardened" in kept)
 
 
 def _is_early(entry: Path) -> bool:
@@ -148,8 +131,8 @@ def _compare(path: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
     differ = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     if differ:
         said = "; ".join(f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in differ)
+        hint = "; random weights are others in every process: load or seed them" if differ == ["teacher"] else ""
         raise RunError(
             f"the run in {path} was started with other settings: {said}",
-            fix="use the same settings to go on with it, or another folder to start anew"
-            + ("; random weights are others in every process: load or seed them" if differ == ["teacher"] else ""),
+            fix=f"use the same settings to go on with it, or another folder to start anew{hint}",
         )

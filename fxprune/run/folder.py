@@ -8,30 +8,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from fxprune import __version__
 from fxprune.analysis.inspection import describe, plain
 from fxprune.cost.model import METRICS, Cost
 from fxprune.cost.target import Target
 from fxprune.count import Count, batch_size, count
 from fxprune.errors import ExportError, FxPruneError, OptionError, RunError, first_line
 from fxprune.files import as_path, file_above, read_json, told, write_atomically, write_json
-from fxprune.run.names import FACTS, HARDENED, NETWORK, NETWORK_SCHEMA, RUN_SCHEMA, RUN_VERSION, SLIM
-from fxprune.save.folder import read, text_of, write_net
-from fxprune.slim.full_width import frozen
+from fxprune.gated.gates_as_constants import frozen
+from fxprune.gated.wrapped import Wrapped
+from fxprune.run.layout import FACTS, HARDENED, NETWORK, NETWORK_SCHEMA, RUN_SCHEMA, RUN_VERSION, SLIM
+from fxprune.save.net_folder import read, text_of, write_net
+from fxprune.slim.connectivity import present_ids
+from fxprune.slim.report import survivors
 from fxprune.slim.verify import TOLERANCE, noise, tensors
-from fxprune.slimming import present_ids, survivors
 from fxprune.torch_private import tree_map
-from fxprune.wrapped import Wrapped
-
-_CONTAINERS: dict[str, Any] = {"tuple": tuple, "list": list}
 
 
 def described(value: Any) -> Any:
@@ -41,9 +43,8 @@ def described(value: Any) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-    for name, kind in _CONTAINERS.items():
-        if type(value) is kind:
-            return {name: list(map(described, value))}
+    if type(value) in (tuple, list):
+        return {type(value).__name__: list(map(described, value))}
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return {"dict": {key: described(entry) for key, entry in value.items()}}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -55,7 +56,7 @@ def described(value: Any) -> Any:
 
 
 def restored(text: Any) -> Any:
-    """What ``described`` was given, with tensors of zeros (those of floats without data: they only have a shape).
+    """The inverse of ``described``: tensors are zeros, and those of floats have a shape only, no data.
 
     >>> restored({"tuple": [{"shape": [1, 3], "dtype": "int64"}, {"dict": {"scale": 2}}]})
     (tensor([[0, 0, 0]]), {'scale': 2})
@@ -66,15 +67,15 @@ def restored(text: Any) -> Any:
         dtype = getattr(torch, str(text["dtype"]), None)
         if isinstance(dtype, torch.dtype) and all(type(size) is int and size >= 0 for size in text["shape"]):
             return torch.zeros(text["shape"], dtype=dtype, device="meta" if dtype.is_floating_point else "cpu")
-    for name, kind in _CONTAINERS.items():
-        if set(text) == {name}:
-            return kind(restored(entry) for entry in text[name])
+    for kind in (tuple, list):
+        if set(text) == {kind.__name__}:
+            return kind(map(restored, text[kind.__name__]))
     if set(text) == {"dict"}:
         return {key: restored(entry) for key, entry in text["dict"].items()}
     raise RunError(f"{text} describes no example input")
 
 
-STAGES = ("pruning", "fine-tuning", "finished")  # then there is nothing, hardened/, and slim/ too
+STAGES = ("pruning", "fine-tuning", "finished")  # no net is written yet; hardened/ is; slim/ is, too
 _NAME = "name the folder of a pruning run; fxprune prune CONFIG.toml --run FOLDER makes one"
 
 
@@ -99,12 +100,13 @@ class Run:
         try:
             self._inputs = restored(self._facts["args"]), restored(self._facts["kwargs"])
             self.model = str(self._facts["model"])
-            self.full_cost = Cost(**self._facts["full_cost"])
+            costs = self._facts["full_cost"]  # runs of before have more of them
+            self.full_cost = Cost(**{each.name: costs[each.name] for each in fields(Cost) if each.name in costs})
             self.target = Target.of(dict(self._facts["budget"]), "volume")
-            whole = [*self.full_cost.as_dict().values(), *(self.cost or {}).values()]
+            costs = [*self.full_cost.as_dict().values(), *(self.cost or {}).values()]
             if list(map(type, self._inputs)) != [tuple, dict]:
                 raise ValueError("inputs that are none")
-            if not all(type(number) is int and number >= 0 for number in whole):
+            if not all(type(number) is int and number >= 0 for number in costs):
                 raise ValueError("a cost that is no whole number")
             if self.cost is not None and set(self.cost) != set(METRICS):
                 raise ValueError(f"a cost of {', '.join(self.cost) or 'nothing'}")
@@ -119,22 +121,6 @@ class Run:
         """Start a run; the folder must be new or empty."""
         _check_wrapped(wrapped, "Run.create")
         path = as_path(folder, "folder")
-        with told("written", path, RunError):
-            cls._start(path, wrapped)
-        return cls(path)
-
-    @staticmethod
-    def _start(path: Path, wrapped: Wrapped) -> None:
-        file = file_above(path)
-        if file is not None:
-            raise RunError(f"{file} is a file, so there can be no folder {path}", fix="name another folder")
-        if path.is_file() or (path.is_dir() and any(path.iterdir())):
-            raise RunError(
-                f"{path} is there already and is not an empty folder",
-                fix="name another folder, or empty this one",
-            )
-        from fxprune import __version__
-
         args, kwargs = wrapped.analysis.channels.trace.example
         facts = {
             "schema": f"{RUN_SCHEMA}{RUN_VERSION}",
@@ -147,9 +133,12 @@ class Run:
             "stage": STAGES[0],
             "cost": None,  # of slim/
         }
-        path.mkdir(parents=True, exist_ok=True)
-        write_json(path / FACTS, facts)
-        _record(path, {"inspection": _described(wrapped)})
+        with told("written", path, RunError):
+            _check_empty(path)
+            path.mkdir(parents=True, exist_ok=True)
+            write_json(path / FACTS, facts)
+            _record(path, {"inspection": _described(wrapped)})
+        return cls(path)
 
     @property
     def stage(self) -> str:
@@ -159,14 +148,14 @@ class Run:
     @property
     def cost(self) -> dict[str, int] | None:
         """Volume, FLOPs and parameters of the slim net, once there is one."""
-        found: dict[str, int] | None = self._facts["cost"]
-        return found
+        cost: dict[str, int] | None = self._facts["cost"]
+        return cost
 
     def write_hardened(self, wrapped: Wrapped) -> None:
         """Keep the hardened net, at its original width."""
         _check_wrapped(wrapped, "write_hardened")
         self._write(HARDENED, frozen(wrapped))
-        living = survivors(wrapped.analysis, present_ids(wrapped, "mixed"))
+        living = survivors(wrapped.analysis, present_ids(wrapped.analysis, wrapped.masks()))
         self.record(inspection=_described(wrapped), living=living, joins=None, certificate=None)
         self._update(stage=STAGES[1], cost=None)
 
@@ -177,20 +166,23 @@ class Run:
                 f"{self.folder} has no hardened net yet: what the slim net was made from is missing",
                 fix="call run.write_hardened(wrapped) first",
             )
-        found = self._count(slim)
+        counted = self._count(slim)
         self._write(SLIM, slim)
-        made: Any = getattr(slim, "report", None)
-        if getattr(made, "living", None):  # a net that was loaded has none
-            self.record(living=made.living, joins=made.joined, certificate=_certificate(made))
-        self._update(stage=STAGES[2], cost={metric: getattr(found, metric) for metric in METRICS})
+        report: Any = getattr(slim, "report", None)
+        if getattr(report, "living", None):  # a net that was loaded has none
+            # How export compared the hardened net with the slim one; without an error (None) it did not.
+            compared = {"error": report.error, "batches": report.batches, "dtype": "float64", "tolerance": TOLERANCE}
+            certificate = {**compared, "fused": report.fused}
+            self.record(living=report.living, joins=report.joined, certificate=certificate)
+        self._update(stage=STAGES[2], cost={metric: getattr(counted, metric) for metric in METRICS})
 
     def record(self, **facts: Any) -> None:
-        """Keep what a report should tell, in ``network.json``, beside what is there."""
+        """Add facts for the report to ``network.json``."""
         with told("written", self.folder, RunError):
             _record(self.folder, facts)
 
     def _count(self, slim: fx.GraphModule) -> Count:
-        """What the net costs on the run's inputs; one that cannot read them, or answers otherwise, is another net."""
+        """The cost on the inputs of the run. A net that does not take them, or has other outputs, is refused."""
         if not isinstance(slim, fx.GraphModule) or isinstance(slim, Wrapped):
             raise OptionError(
                 f"write_slim takes what fxprune.export returns, not a {type(slim).__name__}",
@@ -199,31 +191,29 @@ class Run:
         args, kwargs = self.example(dtype=torch.float32)
         net, hardened = copy.deepcopy(slim).cpu().float().eval(), self.hardened().float()
         try:
-            found = count(net, args, kwargs)
+            counted = count(net, args, kwargs)
             with torch.no_grad():
-                made, expected = (tensors(one(*args, **kwargs)) for one in (net, hardened))
+                shapes, expected = ([t.shape for t in tensors(each(*args, **kwargs))] for each in (net, hardened))
         except Exception as error:
             raise _foreign(self.folder, first_line(error)) from error
-        if [tensor.shape for tensor in made] != [tensor.shape for tensor in expected]:
+        if shapes != expected:
             raise _foreign(self.folder, "its outputs have other shapes than those of the hardened net")
-        return found
+        return counted
 
     def hardened(self) -> nn.Module:
         """The net of ``hardened/``, in eval mode. This runs its source: load only what you trust."""
-        if self.stage == STAGES[0]:
-            raise RunError(
-                f"{self.folder} has no hardened net yet: it is still {self.stage}",
-                fix="let the run go on until its gates are decided",
-            )
-        return read(self.folder / HARDENED, "cpu")
+        return self._read(HARDENED, STAGES[1:], "until its gates are decided")
 
     def slim(self) -> nn.Module:
         """The net of ``slim/``, in eval mode. This runs its source: load only what you trust."""
-        if self.stage != STAGES[2]:
+        return self._read(SLIM, STAGES[2:], "to its end")
+
+    def _read(self, part: str, stages: tuple[str, ...], until: str) -> nn.Module:
+        if self.stage not in stages:
             raise RunError(
-                f"{self.folder} has no slim net yet: it is still {self.stage}", fix="let the run go on to its end"
+                f"{self.folder} has no {part} net yet: it is still {self.stage}", fix=f"let the run go on {until}"
             )
-        return read(self.folder / SLIM, "cpu")
+        return read(self.folder / part, "cpu")
 
     def example(
         self, batch: int | None = None, dtype: torch.dtype | None = None
@@ -233,14 +223,15 @@ class Run:
         ``batch`` takes the place of the batch size, ``dtype`` of the types of floating point.
         """
 
-        def typed(made: Any, leaf: Any) -> Any:
-            return made.to(dtype or leaf.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else made
+        def typed(value: Any, like: Any) -> Any:
+            is_float = isinstance(like, torch.Tensor) and like.is_floating_point()
+            return value.to(dtype or like.dtype) if is_float else value
 
         if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
             raise OptionError(f"batch={batch!r} is no batch size", fix="write a whole number, such as batch=4")
-        made = noise(*self._inputs, batch or self.batch, torch.device("cpu"))
-        found: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(typed, made, self._inputs)
-        return found
+        drawn = noise(*self._inputs, batch or self.batch, torch.device("cpu"))
+        args, kwargs = tree_map(typed, drawn, self._inputs)
+        return args, kwargs
 
     @property
     def batch(self) -> int:
@@ -248,20 +239,16 @@ class Run:
         return batch_size(*self._inputs)
 
     def _write(self, part: str, net: nn.Module) -> None:
-        from fxprune import __version__
-
         write_net(net, self.folder / part, __version__)
 
     def _update(self, **changes: Any) -> None:
-        """After the part that it tells of: a run that is cut off in between is a step behind, never ahead."""
+        """Call it after the part is written: if the run is cut off in between, it claims too little, never too much."""
         self._facts = {**self._facts, **changes}
         write_json(self.folder / FACTS, self._facts)
 
 
 def check_writable(wrapped: Wrapped) -> None:
-    """A net that no run can keep is refused before it is trained."""
-    from fxprune import __version__
-
+    """Refuse a net that a run folder cannot hold, before it is trained."""
     try:
         text_of(frozen(wrapped), __version__)
     except ExportError as error:
@@ -272,22 +259,24 @@ def check_writable(wrapped: Wrapped) -> None:
 
 
 def _described(wrapped: Wrapped) -> dict[str, Any]:
-    args, kwargs = wrapped.analysis.channels.trace.example
-    return describe(wrapped.analysis, type(wrapped).__name__, (args, kwargs)).as_dict()
-
-
-def _certificate(made: Any) -> dict[str, Any]:
-    """What export found when it compared the hardened net with the slim one; no error: it did not."""
-    tried = {"error": made.error, "batches": made.batches, "dtype": "float64", "tolerance": TOLERANCE}
-    return {**tried, "fused": made.fused}
+    return describe(wrapped.analysis, type(wrapped).__name__, wrapped.analysis.channels.trace.example).as_dict()
 
 
 def _record(folder: Path, facts: dict[str, Any]) -> None:
-    try:
+    kept: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):  # the report works without
         kept = read_json(folder / NETWORK, NETWORK_SCHEMA)
-    except (FileNotFoundError, ValueError, RecursionError):
-        kept = {}  # a report can do without
     write_atomically(folder / NETWORK, json.dumps({"schema": NETWORK_SCHEMA, **kept, **plain(facts)}) + "\n")
+
+
+def _check_empty(folder: Path) -> None:
+    file = file_above(folder)
+    if file is not None:
+        raise RunError(f"{file} is a file, so there can be no folder {folder}", fix="name another folder")
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise RunError(
+            f"{folder} is there already and is not an empty folder", fix="name another folder, or empty this one"
+        )
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -298,6 +287,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise RunError(
             f"{folder} is not the folder of a run: it has no {FACTS}", fix=f"name {folder.parent}" if above else _NAME
         )
+    facts: dict[str, Any]
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -312,8 +302,7 @@ def _read(folder: Path) -> dict[str, Any]:
             f"this one reads {RUN_VERSION}",
             fix="pip install --upgrade fxprune",
         )
-    found: dict[str, Any] = facts
-    return found
+    return facts
 
 
 def _check_wrapped(wrapped: Any, call: str) -> None:

@@ -6,15 +6,25 @@ import csv
 import importlib.util
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fxprune.errors import RunError
 from fxprune.files import flush, write_atomically
-from fxprune.run.names import EVENTS, LOG, LOG_TABLE
+from fxprune.run.layout import EVENTS, LOG, LOG_TABLE
 
 FIELDS = ("phase", "epoch", "step", "loss", "accuracy", "V", "b", "lr", "seconds")
 Row = dict[str, Any]
+
+
+def _csv(row: Row) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, FIELDS, lineterminator="\n").writerow(row)
+    return text.getvalue()
+
+
+_LINES: dict[str, Callable[[Row], str]] = {LOG: lambda row: json.dumps(row) + "\n", LOG_TABLE: _csv}
 
 
 class Log:
@@ -22,19 +32,20 @@ class Log:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder, self.rows = folder, 0
+        self._files = {folder / name: line for name, line in _LINES.items()} if folder is not None else {}
         self._events: Any = None
 
     def keep(self, count: int) -> None:
-        """Start with the first ``count`` rows of what is there."""
+        """Keep the first ``count`` rows of the files, and go on behind them."""
         self.rows = count
         if self.folder is None:
             return
-        json_file, csv_file = self._files()
-        lines = json_file.read_bytes().splitlines()[:count] if json_file.exists() else []
-        rows = [_parsed(json_file, number, line) for number, line in enumerate(lines, 1)]
+        file, head = self.folder / LOG, {LOG_TABLE: ",".join(FIELDS) + "\n"}
+        lines = file.read_bytes().splitlines()[:count] if file.exists() else []
+        rows = [_parsed(file, number, line) for number, line in enumerate(lines, 1)]
         self.rows = len(rows)  # fewer after a power cut
-        write_atomically(json_file, "".join(json.dumps(row) + "\n" for row in rows))
-        write_atomically(csv_file, _csv(dict(zip(FIELDS, FIELDS, strict=True))) + "".join(map(_csv, rows)))
+        for path, line in self._files.items():
+            write_atomically(path, head.get(path.name, "") + "".join(map(line, rows)))
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -42,34 +53,22 @@ class Log:
 
     def write(self, row: Row) -> None:
         self.rows += 1
-        if self.folder is None:
-            return
-        for file, line in zip(self._files(), (json.dumps(row) + "\n", _csv(row)), strict=True):
-            with file.open("a", encoding="utf-8", newline="") as opened:
-                opened.write(line)
+        for path, line in self._files.items():
+            with path.open("a", encoding="utf-8", newline="") as opened:
+                opened.write(line(row))
         if self._events is not None:
             for name in FIELDS[3:]:
                 if row[name] is not None:
                     self._events.add_scalar(f"{row['phase']}/{name}", row[name], self.rows - 1)
 
     def sync(self) -> None:
-        """Onto the disk, before a checkpoint counts on these rows."""
-        for file in self._files() if self.folder is not None else ():
-            flush(file)
+        """Flush to the disk, before a checkpoint relies on these rows."""
+        for path in self._files:
+            flush(path)
 
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
-
-    def _files(self) -> tuple[Path, Path]:
-        assert self.folder is not None
-        return self.folder / LOG, self.folder / LOG_TABLE
-
-
-def _csv(row: Row) -> str:
-    text = io.StringIO()
-    csv.DictWriter(text, FIELDS, lineterminator="\n").writerow(row)
-    return text.getvalue()
 
 
 def _parsed(file: Path, number: int, line: bytes) -> Row:

@@ -1,32 +1,48 @@
-"""The graph as the body of ``forward``: one statement per op, with functions called as a source calls them that imports
-torch only; names are used again as soon as nobody needs their values."""
+"""The graph as the body of ``forward``: one statement per op, for source that imports torch only. A name is used again
+as soon as nobody needs its value.
+
+Code that is not torch's and does nothing in eval mode (stochastic depth and its kind) is left out.
+"""
 
 from __future__ import annotations
 
 import builtins
+import copy
 import inspect
 import keyword
 import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from itertools import count
+from itertools import chain, count
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import fx, nn
 
-from fxprune.errors import ExportError
+from fxprune.errors import ExportError, FxPruneError
 from fxprune.rules.operands import ADD_TO
-from fxprune.save.layout import Doc, flat, group, prefixed, quoted, render, sentence
-from fxprune.save.literal import Records, is_data_class, is_named_tuple, literal
-from fxprune.save.tree import access
+from fxprune.save.expressions import (
+    Doc,
+    Records,
+    access,
+    flat,
+    group,
+    is_data_class,
+    is_named_tuple,
+    literal,
+    prefixed,
+    quoted,
+    render,
+    sentence,
+)
 from fxprune.torch_private import InnerOps
-from fxprune.trace.frames import short_source
+from fxprune.trace import trace
+from fxprune.trace.source_lines import short_source
 
 INFIX = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//",
@@ -45,18 +61,16 @@ _PLACES: tuple[tuple[str, ModuleType], ...] = (
 @cache
 def _public_names() -> dict[int, str]:
     """Where a function can be reached; the first place that has it wins, its own name before its aliases."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for prefix, place in _PLACES:
-        names = [name for name in vars(place) if not name.startswith("__")]
-        for name in sorted(names, key=lambda name: (name.startswith("_"), _own_name(place, name) != name)):
-            value = getattr(place, name)
-            if callable(value) and not isinstance(value, type):
-                found.setdefault(id(value), f"{prefix}.{name}")
-    return found
-
-
-def _own_name(place: ModuleType, name: str) -> str:
-    return str(getattr(getattr(place, name), "__name__", ""))
+        functions = [
+            (name.startswith("_"), getattr(value, "__name__", "") != name, name, value)
+            for name, value in vars(place).items()
+            if not name.startswith("__") and callable(value) and not isinstance(value, type)
+        ]
+        for _, _, name, function in sorted(functions, key=lambda entry: entry[:2]):
+            names.setdefault(id(function), f"{prefix}.{name}")
+    return names
 
 
 def function_name(function: Any) -> str:
@@ -69,13 +83,12 @@ def function_name(function: Any) -> str:
     known = _public_names().get(id(function))
     if known is not None:
         return known
-    name = getattr(function, "__name__", type(function).__name__)
+    name = str(getattr(function, "__name__", type(function).__name__))
     if isinstance(function, (BuiltinFunctionType, type)) and getattr(builtins, name, None) is function:
-        return str(name)
-    if isinstance(function, InnerOps):
-        if str(function).startswith("aten."):
-            return f"torch.ops.{function}"
-    elif isinstance(function, type) and getattr(torch, name, None) is function:
+        return name
+    if isinstance(function, InnerOps) and str(function).startswith("aten."):
+        return f"torch.ops.{function}"
+    if isinstance(function, type) and getattr(torch, name, None) is function:
         return f"torch.{name}"
     owner = getattr(function, "__module__", None) or ""
     raise ExportError(
@@ -126,8 +139,11 @@ class Forward:
 
     def lines(self, indent: int) -> list[str]:
         """Signature and body."""
-        arguments = [self._argument(node) for node in self.inputs]
-        made = render(group("def forward(", ["self", *arguments], "):", call=True), indent)
+        arguments = [
+            prefixed(f"{node.target}=", self.value(node.args[0])) if node.args else str(node.target)
+            for node in self.inputs
+        ]
+        lines = render(group("def forward(", ["self", *arguments], "):", call=True), indent)
         statements = [node for node in self.nodes if node.op != "placeholder" and node not in self.inlined]
         last = {read: node for node in statements for read in self._reads(node)}
         known: set[str] = set()
@@ -135,56 +151,48 @@ class Forward:
             block = str(node.target).rpartition(".")[0] if node.op == "call_module" else ""
             if block in self.blocks and block not in known:
                 known.add(block)
-                made += render(f"{self.blocks[block]} = {access(block)}._modules", indent + 4)
-            made += render(self._statement(node, last), indent + 4)
-        return made
+                lines += render(f"{self.blocks[block]} = {access(block)}._modules", indent + 4)
+            try:
+                lines += render(self._statement(node, last), indent + 4)
+            except ExportError as error:
+                raise ExportError(error.cause, where=f"{node.name} in the graph of the net", fix=error.fix) from None
+        return lines
 
     # ------------------------------------------------------------ names
 
     def _name_blocks(self) -> dict[str, str]:
-        """Blocks of which several layers are called: each is looked up once, and its layers in its dictionary, since
-        ``block.conv`` takes as long as a small op."""
+        """Names for blocks of which several layers are called. Such a block is looked up once, and its layers in its
+        dictionary: ``block.conv`` takes as long as a small op."""
         owners = Counter(str(node.target).rpartition(".")[0] for node in self.nodes if node.op == "call_module")
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for path in (path for path, times in owners.items() if path and times > 1):
             stem = re.sub(r"\W", "_", path)
             stem = f"{stem}_" if keyword.iskeyword(stem) or re.fullmatch(r"[a-z]\d*", stem) else stem
             stem = stem if stem.isidentifier() else f"_{stem}"
-            found[path] = next(name for name in _numbered(stem) if name not in self.reserved)
-            self.reserved.add(found[path])
-        return found
-
-    def _layer(self, path: str) -> str:
-        block, _, name = path.rpartition(".")
-        return f"{self.blocks[block]}[{quoted(name)}]" if block in self.blocks else access(path)
-
-    def _argument(self, node: fx.Node) -> Doc:
-        name = str(node.target)
-        return prefixed(f"{name}=", self.value(node.args[0])) if node.args else name
+            names[path] = next(name for name in _numbered(stem) if name not in self.reserved)
+            self.reserved.add(names[path])
+        return names
 
     def _reads(self, node: fx.Node) -> list[fx.Node]:
         """The variables that a statement reads, also through what is written inside of it."""
-        found: dict[fx.Node, None] = {}
+        read: dict[fx.Node, None] = {}  # a set that keeps its order
         for parent in node.all_input_nodes:
-            if parent in self.inlined:
-                found.update(dict.fromkeys(self._reads(parent)))
-            else:
-                found[parent] = None
-        return list(found)
+            read.update(dict.fromkeys(self._reads(parent) if parent in self.inlined else [parent]))
+        return list(read)
 
     def _new_name(self, node: fx.Node, last: dict[fx.Node, fx.Node]) -> str:
-        """The first name of an operand that dies here, or the first one that is free."""
-        dying = self._forget(node, last)
+        """The first name of an operand that nobody reads after this statement, or the first name that is free."""
+        freed = self._forget(node, last)
         taken = set(self.names.values()) | self.reserved
         if node in self.numbers:
             return next(name for name in _numbered(_stem(node)) if name not in taken)
-        again = [name for name in dying if re.fullmatch(r"[a-z]\d*", name) and name not in taken]
+        again = [name for name in freed if re.fullmatch(r"[a-z]\d*", name) and name not in taken]
         if again:
             return min(again, key=lambda name: (len(name), (*_LETTERS, name).index(name), name))
-        return next(name for name in _letters() if name not in taken)
+        return next(name for name in chain(_LETTERS, (f"x{n}" for n in count(1))) if name not in taken)
 
     def _forget(self, node: fx.Node, last: dict[fx.Node, fx.Node]) -> list[str]:
-        """Names whose value nobody reads after this statement are free; which?"""
+        """Free the names whose value nobody reads after this statement, and return them."""
         return [self.names.pop(read) for read in self._reads(node) if last[read] is node]
 
     # ------------------------------------------------------------ what is written inside other statements
@@ -200,40 +208,31 @@ class Forward:
 
     def _choose_inlined(self) -> set[fx.Node]:
         """Attributes; and numbers with one reader that follows at once, so that no tensor waits for it."""
-        found = {node for node in self.nodes if node.op == "get_attr"}
+        inlined = {node for node in self.nodes if node.op == "get_attr"}
         position = {node: number for number, node in enumerate(self.nodes)}
         for node in self.numbers:
             if len(node.users) == 1:
                 between = self.nodes[position[node] + 1 : position[next(iter(node.users))]]
                 if all(other in self.numbers or other.op == "get_attr" for other in between):
-                    found.add(node)
-        found.update(
-            node.all_input_nodes[0] for node in self.nodes if node.target is ADD_TO
-        )  # x.narrow(1, 0, 8).add_(y)
-        return found
+                    inlined.add(node)
+        # x.narrow(1, 0, 8).add_(y)
+        return inlined | {node.all_input_nodes[0] for node in self.nodes if node.target is ADD_TO}
 
     # ------------------------------------------------------------ statements
 
     def _statement(self, node: fx.Node, last: dict[fx.Node, fx.Node]) -> Doc:
-        try:
-            return self._written(node, last)
-        except ExportError as error:
-            raise ExportError(error.cause, where=f"{node.name} in the graph of the net", fix=error.fix) from None
-
-    def _written(self, node: fx.Node, last: dict[fx.Node, fx.Node]) -> Doc:
         if node.op == "output":
             return prefixed("return ", self.value(node.args[0]))
         if node.target is torch._assert:
-            message = re.sub(r"(\S*[\\/]\S+:\d+)", lambda found: short_source(found[1]), str(node.args[1]))
-            made = group("torch._assert(", [self.value(node.args[0]), sentence(message)], ")", call=True)
+            message = re.sub(r"\S*[\\/]\S+:\d+", lambda line: short_source(line[0]), str(node.args[1]))
+            expression = group("torch._assert(", [self.value(node.args[0]), sentence(message)], ")", call=True)
         else:
-            made = self._expression(node)
+            expression = self._expression(node)
             if node.users:
-                name = self._new_name(node, last)
-                self.names[node] = name
-                return prefixed(f"{name} = ", made)
+                self.names[node] = self._new_name(node, last)
+                return prefixed(f"{self.names[node]} = ", expression)
         self._forget(node, last)
-        return made
+        return expression
 
     def value(self, argument: Any) -> Doc:
         return literal(argument, self._read, self.records)
@@ -251,12 +250,11 @@ class Forward:
         if node.op == "get_attr":
             return access(str(node.target))
         if node.op == "call_module":
-            return self._call(self._layer(str(node.target)), node.args, node.kwargs)
+            block, _, name = str(node.target).rpartition(".")
+            layer = f"{self.blocks[block]}[{quoted(name)}]" if block in self.blocks else access(str(node.target))
+            return self._call(layer, node.args, node.kwargs)
         if node.op == "call_method":
             return self._call(f"{self._operand(node.args[0])}.{node.target}", node.args[1:], node.kwargs)
-        return self._function(node)
-
-    def _function(self, node: fx.Node) -> Doc:
         function: Any = node.target
         if not node.kwargs and function in INFIX and len(node.args) == 2:
             left, right = (self._operand(argument) for argument in node.args)
@@ -267,13 +265,12 @@ class Forward:
             return f"{self._operand(node.args[0])}[{self._index(node.args[1])}]"
         if function is getattr and len(node.args) == 2 and str(node.args[1]).isidentifier():
             return f"{self._operand(node.args[0])}.{node.args[1]}"
-        if is_named_tuple(function) or is_data_class(function):
-            return self._call(self.records.name(function), node.args, node.kwargs)
         if function is ADD_TO:
             return self._call(f"{self._operand(node.args[0])}.add_", node.args[1:], node.kwargs)
-        name = function_name(function)
-        self.used.add(name)
-        return self._call(name, node.args, without_defaults(function, node.kwargs))
+        if is_named_tuple(function) or is_data_class(function):
+            return self._call(self.records.name(function), node.args, node.kwargs)
+        self.used.add(function_name(function))
+        return self._call(function_name(function), node.args, without_defaults(function, node.kwargs))
 
     def _call(self, name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> Doc:
         items = [self.value(argument) for argument in args]
@@ -306,7 +303,52 @@ def _numbered(stem: str) -> Iterator[str]:
         yield f"{stem}_{number}"
 
 
-def _letters() -> Iterator[str]:
-    yield from _LETTERS
-    for number in count(1):
-        yield f"x{number}"
+def without_idle(slim: fx.GraphModule) -> tuple[fx.Graph, list[str]]:
+    """A copy of the graph without calls that give back their first argument, and the names of what was called."""
+    graph, names = copy.deepcopy(slim.graph), set()
+    for node in list(graph.nodes):
+        called = _foreign(node, slim)
+        if called is None or not node.args or not isinstance(node.args[0], fx.Node):
+            continue
+        if _returns_its_argument(called, node):
+            names.add(getattr(called, "__name__", type(called).__name__))
+            node.replace_all_uses_with(node.args[0])
+            flags = [argument for argument in node.all_input_nodes if argument.op == "get_attr"]
+            graph.erase_node(node)
+            for flag in flags:
+                if not flag.users:
+                    graph.erase_node(flag)
+    return graph, sorted(names)
+
+
+def _foreign(node: fx.Node, slim: fx.GraphModule) -> Callable[..., Any] | None:
+    """A function or a module without weights that is not torch's."""
+    if node.op == "call_function" and callable(node.target):
+        owner = (getattr(node.target, "__module__", None) or "torch").partition(".")[0]
+        known = owner in ("torch", "_operator", "builtins", "math") or isinstance(node.target, type)
+        return None if known else node.target
+    if node.op == "call_module":
+        module = slim.get_submodule(str(node.target))
+        return None if type(module).__module__.startswith("torch.nn.") or module.state_dict() else module
+    return None
+
+
+def _returns_its_argument(called: Callable[..., Any], node: fx.Node) -> bool:
+    """Traced in eval mode, nothing happens on the way from the input to the output."""
+    run = copy.deepcopy(called).eval().forward if isinstance(called, nn.Module) else called
+
+    def value(argument: fx.Node) -> Any:
+        return False if argument.op == "get_attr" and str(argument.target).endswith("training") else argument
+
+    args: Any = fx.node.map_arg(node.args[1:], value)
+    kwargs: Any = fx.node.map_arg(node.kwargs, value)
+
+    class Call(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return run(x, *args, **kwargs)
+
+    try:
+        nodes = list(trace(Call(), torch.zeros(1, 1, 1, 1)).graph.nodes)
+    except FxPruneError:
+        return False
+    return [node.op for node in nodes] == ["placeholder", "output"] and nodes[1].args[0] is nodes[0]

@@ -19,16 +19,16 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from fxprune.count import Call, Count, batch_size, positions
+from fxprune.count import Call, Count, Writers, batch_size, positions, written_by
 from fxprune.errors import ExportError, FxPruneError, OptionError, named
-from fxprune.torch_private import tree_flatten, tree_map
+from fxprune.torch_private import tensors_in, tree_map
 
 _CONVOLUTIONS, _LINEAR = ("Conv", "ConvTranspose"), ("Gemm", "MatMul")
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A node whose weight is stored in the file: one that is computed is no layer."""
+    """A node with a weight that is stored in the file; one whose weight is computed is no layer."""
 
     kind: str
     key: Any  # of its weight
@@ -38,12 +38,12 @@ class LayerCall:
     bias: int
 
     def cost(self, shapes: dict[str, tuple[int, ...]], batch: int) -> Call:
-        """``shapes`` of all that it reads and writes."""
+        """``shapes`` are those of what it reads and writes."""
         x, y = shapes[self.x], shapes[self.y]
         axis = 1 if self.kind in _CONVOLUTIONS else len(y) - 1
         area = positions(y, axis, batch)
         sites = positions(x, axis, batch) if self.kind == "ConvTranspose" else area
-        return Call(self.weight, self.bias, y[axis], area, sites, self.kind in _CONVOLUTIONS or area > 1)
+        return Call(self.weight, self.bias, y[axis], area, sites, self.kind in _CONVOLUTIONS)
 
 
 def layer_calls(graph: Any) -> list[LayerCall]:
@@ -54,27 +54,28 @@ def layer_calls(graph: Any) -> list[LayerCall]:
         for node in graph.node
         if node.op_type == "Transpose" and node.input[0] in stored
     }
-    found = []
+    calls = []
     for node in graph.node:
         if node.op_type in _CONVOLUTIONS and node.input[1] in stored:
-            bias = node.input[2] if len(node.input) > 2 else ""
-            found.append(_call(node, node.input[1], stored, node.input[1], bias))
+            weight, bias = stored[node.input[1]], (*node.input, "")[2]
+            key = weight.name
         elif node.op_type in _LINEAR and (node.input[1] in stored or node.input[1] in turned):
-            bias = _added(node, graph, stored) if node.op_type == "MatMul" else (*node.input, "")[2]
-            weight = turned[node.input[1]] if node.input[1] in turned else stored[node.input[1]]
-            rows_first = (node.input[1] in turned) != any(at.name == "transB" and at.i for at in node.attribute)
+            is_turned = node.input[1] in turned
+            weight, bias = (turned if is_turned else stored)[node.input[1]], (*node.input, "")[2]
+            if node.op_type == "MatMul":
+                bias = _added(node, graph, stored)
+            rows_first = is_turned != any(at.name == "transB" and at.i for at in node.attribute)
             # A layer that is called twice may lie in the file twice, the other way around: the values tell.
-            found.append(_call(node, weight.name, stored, (_digest(weight, rows_first), bias), bias))
-    return found
-
-
-def _call(node: Any, weight: str, stored: dict[str, Any], key: Any, bias: str) -> LayerCall:
-    size = prod(stored[bias].dims) if bias in stored else 0
-    return LayerCall(node.op_type, key, node.input[0], node.output[0], prod(stored[weight].dims), size)
+            key = _digest(weight, rows_first), bias
+        else:
+            continue
+        biases = prod(stored[bias].dims) if bias in stored else 0
+        calls.append(LayerCall(node.op_type, key, node.input[0], node.output[0], prod(weight.dims), biases))
+    return calls
 
 
 def _added(node: Any, graph: Any, stored: dict[str, Any]) -> str:
-    """The bias of a product of matrices: what alone is done to it is to add a stored vector."""
+    """The bias of a product of matrices: the stored vector, if all that the file does with the product is to add it."""
     readers = [reader for reader in graph.node if node.output[0] in reader.input]
     if len(readers) != 1 or readers[0].op_type != "Add":
         return ""
@@ -88,6 +89,37 @@ def _digest(weight: Any, rows_first: bool) -> str:
     return hashlib.sha256((values if rows_first else values.T).tobytes()).hexdigest()
 
 
+def _products(graph: Any, calls: list[LayerCall]) -> list[tuple[str, str]]:
+    """What products of two matrices read and write, none of which is a layer's weight."""
+    layers = {call.y for call in calls}
+    return [(n.input[0], n.output[0]) for n in graph.node if n.op_type in _LINEAR and n.output[0] not in layers]
+
+
+def _params(graph: Any) -> int:
+    """All tensors of the file but for statistics of batch norms, indices and numbers, which code has, too."""
+    statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
+    sizes: dict[Any, int] = {}
+    for tensor in graph.initializer:
+        if tensor.name not in statistics and tensor.data_type in _NUMBERS and prod(tensor.dims) > 1:
+            both_ways = frozenset([_digest(tensor, True), _digest(tensor, False)])  # see layer_calls
+            sizes[both_ways if len(tensor.dims) == 2 else tensor.name] = prod(tensor.dims)
+    return sum(sizes.values())
+
+
+def _logits(graph: Any, calls: list[LayerCall]) -> set[Any]:
+    """Linear layers that alone write a result."""
+    layers = {call.y: call for call in calls}
+    writers: dict[str, frozenset[Writers]] = {}
+    for node in graph.node:
+        own = layers.get(node.output[0])
+        operands = [writers.get(name, frozenset()) for name in node.input]
+        made = frozenset([frozenset([own.key])]) if own is not None else written_by(operands, node.op_type == "Concat")
+        writers.update(dict.fromkeys(node.output, made))
+    results = frozenset().union(*(writers.get(value.name, frozenset()) for value in graph.output))
+    return {call.key for call in calls if frozenset([call.key]) in results and call.kind not in _CONVOLUTIONS}
+
+
+_NUMBERS = (1, 10, 11)  # float, half, double
 _FLOATS = {"tensor(float)": torch.float32, "tensor(double)": torch.float64, "tensor(float16)": torch.float16}
 
 
@@ -127,7 +159,7 @@ def to_onnx(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> by
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch's exporter tells about itself in every way there is."""
+    """Without what torch's exporter logs, warns of and prints."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -139,7 +171,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """torch wraps the reason in advice on how to mend torch."""
+    """The innermost error: torch puts it inside of advice on how to mend torch."""
     while error.__cause__ is not None:
         error = error.__cause__
     return named(error)
@@ -165,11 +197,11 @@ class OnnxNet:
             raise FxPruneError(f"{file} is damaged: {_cause(error)}", fix="export the net again") from error
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        return [torch.from_numpy(value) for value in self.session.run(None, self._feed(self.session, args, kwargs))]
+        return [torch.from_numpy(value) for value in self.session.run(None, self._feed(args, kwargs))]
 
-    def _feed(self, session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """In order; a torch net that is called with keywords has given its inputs their names."""
-        inputs, given = session.get_inputs(), [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, torch.Tensor)]
+    def _feed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Inputs by name; positional ones take the names that are left, in the order of the file."""
+        inputs, given = self.session.get_inputs(), tensors_in(args)
         named = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
         if len(inputs) != len(given) + len(named) or not set(named) <= {at.name for at in inputs}:
             raise FxPruneError(
@@ -187,16 +219,23 @@ class OnnxNet:
         model = onnx.load_from_string(self.data)
         calls = layer_calls(model.graph)
         known = {value.name for value in (*model.graph.input, *model.graph.output)}
+        products = _products(model.graph, calls)
         asked = dict.fromkeys(name for call in calls for name in (call.x, call.y))
+        asked |= dict.fromkeys(name for product in products for name in product)
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in known)
         session = _session(model.SerializeToString(), self.name, optimise=False)
-        feed, names = self._feed(session, args, kwargs), [value.name for value in session.get_outputs()]
+        feed, names = self._feed(args, kwargs), [value.name for value in session.get_outputs()]
         shapes = {name: value.shape for name, value in zip(names, session.run(None, feed), strict=True)}
         shapes.update({name: value.shape for name, value in feed.items()})
-        found = Count()
+        total = Count()
         for call in calls:
-            found.add(call.key, call.cost(shapes, batch_size(args, kwargs)))
-        return found
+            total.add(call.key, call.cost(shapes, batch_size(args, kwargs)))
+        graph = onnx.load_from_string(self.data).graph
+        total.logits, total.params = _logits(graph, calls), _params(graph)
+        batch = batch_size(args, kwargs)
+        flops = [2 * call.weight * call.cost(shapes, batch).sites for call in calls]
+        total.flops = sum(flops) + sum(2 * prod(shapes[y]) * shapes[x][-1] // max(batch, 1) for x, y in products)
+        return total
 
 
 def _session(data: bytes, name: str, *, optimise: bool) -> Any:

@@ -10,11 +10,20 @@ import torch
 from torch import fx, nn
 
 from fxprune.errors import ExportError
-from fxprune.save.forward import Forward
-from fxprune.save.layout import Doc, group, prefixed, quoted, render
-from fxprune.save.literal import Records
-from fxprune.save.modules import has_hooks, without_idle
-from fxprune.save.tree import Contents, access, contents
+from fxprune.save.contents import Contents, contents
+from fxprune.save.expressions import (
+    Records,
+    access,
+    flat,
+    group,
+    is_data_class,
+    is_named_tuple,
+    prefixed,
+    quoted,
+    render,
+)
+from fxprune.save.forward import Forward, without_idle
+from fxprune.torch_private import backward_hooks, forward_hooks
 
 MARK, END = "# Written by fxprune", "    return net.eval()"  # the first words and the last line of code
 _SEAL = "# Whole and unchanged if the blake2b digest of all lines before this one is "
@@ -48,12 +57,12 @@ def put(net, path, value, persistent=True):
 def source(slim: fx.GraphModule, version: str) -> str:
     """Python source whose ``load()`` gives the net, with the weights of the file ``weights.pt`` beside it."""
     name = class_name(slim)
-    if has_hooks(slim, inside=False):
+    if forward_hooks(slim) or backward_hooks(slim):
         raise ExportError("the net has hooks, which are Python code", fix="remove them before saving")
     graph, idle = without_idle(slim)
-    held = contents(slim, graph)
-    records = Records({*_OWN, name, *keyword.kwlist})
-    forward = Forward(graph, records, {*_OWN, name, *keyword.kwlist})
+    held, reserved = contents(slim, graph), {*_OWN, name, *keyword.kwlist}
+    records = Records(reserved)
+    forward = Forward(graph, records, reserved)
     body = forward.lines(4)
     blocks = [
         _header(slim, version, idle),
@@ -113,38 +122,35 @@ def _header(slim: fx.GraphModule, version: str, idle: list[str]) -> list[str]:
 
 
 def _imports(used: set[str], records: Records, held: Contents) -> list[str]:
-    text = " ".join(str(doc) for doc in held.table.values())
     standard = [f"import {name}" for name in ("math", "operator") if any(f.startswith(f"{name}.") for f in used)]
-    named = records.imports()
-    if "OrderedDict(" in text:
-        names = ["OrderedDict"] + ["namedtuple"] * any("namedtuple" in line for line in named)
-        named = [f"from collections import {', '.join(names)}", *(line for line in named if "namedtuple" not in line)]
-    named = sorted([*named, "from pathlib import Path"])
+    has_ordered = any("OrderedDict(" in flat(doc) for doc in held.table.values())
+    has_tuples, has_classes = (any(map(is_one, records.names)) for is_one in (is_named_tuple, is_data_class))
+    wanted = {
+        "collections": ["OrderedDict"] * has_ordered + ["namedtuple"] * has_tuples,
+        "dataclasses": ["dataclass"] * has_classes,
+        "pathlib": ["Path"],
+        "typing": ["Any"] * has_classes,
+    }
+    named = [f"from {module} import {', '.join(names)}" for module, names in wanted.items() if names]
     functional = ["import torch.nn.functional as F"] if any(name.startswith("F.") for name in used) else []
     return [*standard, *named, "", "import torch", *functional, "from torch import nn"]
 
 
 def _init(held: Contents) -> list[str]:
     lines = ["    def __init__(self):", "        super().__init__()"]
-    for table, how in ((held.table, "value"), (held.unsaved, "value, persistent=False")):
+    for name, table, how in (("parts", held.table, "value"), ("constants", held.unsaved, "value, persistent=False")):
         if table:
-            name = "parts" if table is held.table else "constants"
-            entries: list[Doc] = [prefixed(f"{quoted(path)}: ", made) for path, made in table.items()]
-            lines += [f"        {name} = {{", *(line for entry in entries for line in _entry(entry)), "        }"]
-            lines += [f"        for path, value in {name}.items():", f"            put(self, path, {how})"]
+            lines.append(f"        {name} = {{")
+            for path, doc in table.items():
+                lines += render(prefixed(f"{quoted(path)}: ", doc, ","), 12)
+            lines += ["        }", f"        for path, value in {name}.items():", f"            put(self, path, {how})"]
     if held.ties:
         lines.append("        tie(self)")
     if held.frozen:
-        frozen = group(
-            "for path in (", [quoted(path) for path in held.frozen], ",):" if len(held.frozen) == 1 else "):"
-        )
+        end = ",):" if len(held.frozen) == 1 else "):"
+        frozen = group("for path in (", [quoted(path) for path in held.frozen], end)
         lines += [*render(frozen, 8), "            self.get_parameter(path).requires_grad_(False)"]
     return lines
-
-
-def _entry(entry: Doc) -> list[str]:
-    lines = render(entry, 12)
-    return [*lines[:-1], lines[-1] + ","]
 
 
 def _tie(held: Contents) -> list[str]:

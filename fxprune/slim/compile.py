@@ -4,93 +4,95 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import fx, nn
 
-from fxprune.channels.facts import Channels
+from fxprune.analysis import Analysis
 from fxprune.errors import ExportError
-from fxprune.rules import Flow, find_rule, same_op
-from fxprune.rules.operands import ADD_TO, Gone, Piece, Slim, whole_op
-from fxprune.slim.lookups import share_lookups
+from fxprune.modules import copy_modes, evaluating
+from fxprune.rules import Flow, find_rule
+from fxprune.rules.operands import ADD_TO, Gone, GridPiece, Piece, Slim, element_by_element, whole_op
+from fxprune.slim.connectivity import Bools, revived
+from fxprune.slim.module_lookups import share_lookups
 from fxprune.slim.order import channel_order
 from fxprune.slim.reuse_memory import write_in_place
 
 
-def compile_slim(
-    channels: Channels,
-    model: nn.Module,
-    present: npt.NDArray[np.bool_],
-    gate_values: dict[str, torch.Tensor],
-    *,
-    in_place: Collection[str] = (),
-    dead: Mapping[fx.Node, npt.NDArray[np.bool_]] | None = None,
-) -> tuple[fx.GraphModule, dict[str, str]]:
-    """The slim module and how its adds were written (name in the original graph -> kind).
+@dataclass(frozen=True, eq=False)
+class Uncut:
+    """The network at its full width: what slim nets are compiled from."""
 
-    ``in_place`` are modules that write in place in the original. ``dead`` tells, for a network that computes dead
-    channels too, where they would come to life (one entry per id of the tensor): they are made zero there.
-    """
-    slim = Slim(channels, model, present, gate_values, channel_order(channels, present))
+    analysis: Analysis
+    model: nn.Module  # the original, with the weights and modes (training or not) as they are
+    opened: Bools  # per gate variable
+    gate_values: dict[str, torch.Tensor]  # per gated layer, the factor of each of its channels
+    in_place: Collection[str]  # modules that write in place in the original
+
+
+def compile_slim(net: Uncut, present: Bools) -> tuple[fx.GraphModule, dict[str, str]]:
+    """The slim module with the channels ``present``, and how its adds were written (name in the graph -> kind)."""
+    with evaluating(net.model):
+        slim = _written(net, present)
+    _drop_unread(slim.graph)
+    write_in_place(slim.graph, slim.root, net.in_place)
+    slim.graph.lint()
+    slim.graph.on_generate_code(lambda _: share_lookups)
+    module = fx.GraphModule(slim.root, slim.graph, type(net.model).__name__)
+    copy_modes(net.model, module)
+    return module, slim.joins
+
+
+def _written(net: Uncut, present: Bools) -> Slim:
+    """Every op with the channels that are left of it, and zeros where the gated net has them."""
+    channels = net.analysis.channels
+    slim = Slim(channels, net.model, present, net.gate_values, channel_order(channels, present))
+    masked, coming_to_life = set(channels.masks), revived(net.analysis, present, net.opened, net.gate_values)
     for node in channels.trace.graph.nodes:
         before = len(slim.graph.nodes)
         try:
-            _write(node, slim)
-            if dead and node in dead and slim.piece(node) is not None:
-                slim.pieces[node] = _zeroed(slim, node, slim.pieces[node], ~dead[node])
+            _write(node, slim, node in masked)
         except Gone as error:
             raise ExportError(
                 f"the slim net cannot be written: {error}",
                 where=node.meta.get("source"),
                 fix="keep a channel of it alive: wrap(..., ignore=(the layer that writes it,))",
             ) from error
-        for made in itertools.islice(reversed(slim.graph.nodes), len(slim.graph.nodes) - before):
-            made.meta["origin"], made.meta["axes"] = node.name, getattr(node.meta.get("value"), "ndim", None)
-    _drop_unread(slim.graph)
-    write_in_place(slim.graph, slim.root, in_place)
-    slim.graph.lint()
-    slim.graph.on_generate_code(lambda _: share_lookups)
-    module = fx.GraphModule(slim.root, slim.graph, type(model).__name__)
-    return module, slim.joins
+        flow, piece = slim.flow(node), slim.pieces.get(node)
+        if flow is not None and piece is not None:
+            alive = present[flow.ids] if node in masked else np.ones_like(flow.ids, dtype=bool)
+            slim.pieces[node] = _zeroed(slim, node, piece, alive & ~coming_to_life.get(node, np.False_))
+        for written in itertools.islice(reversed(slim.graph.nodes), len(slim.graph.nodes) - before):
+            written.meta["origin"], written.meta["axes"] = node.name, getattr(node.meta.get("value"), "ndim", None)
+    return slim
 
 
-def _write(node: fx.Node, slim: Slim) -> None:
+def _write(node: fx.Node, slim: Slim, masked: bool) -> None:
+    """Constants, sizes, numbers and containers of results are left out: they are written where they are read."""
     flow = slim.channels.flows.get(node)
     if node.op == "placeholder":
-        made = slim.graph.create_node("placeholder", node.target, node.args, {}, name=node.name)
-        if isinstance(flow, Flow):
-            slim.pieces[node] = Piece(made)
-            rank = node.meta["value"].ndim
-            same = slim.graph.call_function(operator.eq, (slim.graph.call_method("dim", (made,)), rank))
-            slim.graph.call_function(torch._assert, (same, f"{node.name} has another rank than the example"))
-        else:
-            slim.pieces[node] = Piece(made)
-            slim.values[node] = made
+        _write_input(node, flow, slim)
     elif node.op == "output":
         slim.graph.output(slim.argument(node.args[0]))
-    elif node not in slim.channels.flows:
-        return  # a constant: written where it is read
-    elif node.target is torch._assert:
+    elif node.target is torch._assert and node in slim.channels.flows:
         _write_check(node, slim)
-    elif flow is None:
-        return  # a size or a number: written where it is read
-    else:
-        _write_tensor(node, flow, slim)
+    elif flow is not None and not isinstance(node.target, type):
+        _write_tensor(node, flow, slim, masked)
 
 
-def _zeroed(slim: Slim, node: fx.Node, piece: Piece, alive: npt.NDArray[np.bool_]) -> Piece:
-    """``where`` and not a product: zero times infinity is no zero."""
-    if piece.axis is not None and piece.positions is not None and alive.shape[piece.axis] > 1:
-        alive = alive.take(piece.positions, piece.axis)
-    if alive.all():
-        return piece
-    mask = slim.attribute("alive_0", torch.from_numpy(alive))
-    zero = False if node.meta["value"].dtype == torch.bool else 0
-    return Piece(slim.graph.call_function(torch.where, (mask, piece.node, zero)), piece.axis, piece.positions)
+def _write_input(node: fx.Node, flow: Any, slim: Slim) -> None:
+    given = slim.graph.create_node("placeholder", node.target, node.args, {}, name=node.name)
+    slim.pieces[node] = Piece(given)
+    if not isinstance(flow, Flow):
+        slim.values[node] = given
+        return
+    rank = slim.graph.call_method("dim", (given,))
+    same = slim.graph.call_function(operator.eq, (rank, node.meta["value"].ndim))
+    slim.graph.call_function(torch._assert, (same, f"{node.name} has another rank than the example"))
 
 
 def _write_check(node: fx.Node, slim: Slim) -> None:
@@ -102,46 +104,53 @@ def _write_check(node: fx.Node, slim: Slim) -> None:
         slim.graph.call_function(torch._assert, (condition, node.args[1]))
 
 
-def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
-    if isinstance(node.target, type):
-        return  # written where it is read
+def _write_tensor(node: fx.Node, flow: Any, slim: Slim, masked: bool) -> None:
     op = slim.op(node)
     rule = find_rule(node, op.module)
     if isinstance(flow, Flow) and not bool(slim.present[flow.ids].any()):
         slim.pieces[node] = None
-    elif rule is None or node in slim.channels.opaque or not slim.reads_channels(node):
+    elif rule is None or node in slim.channels.opaque or not (rule.lazy or slim.reads_channels(node)):
         slim.pieces[node] = Piece(slim.replay(node))
-    elif _runs_whole(node, slim) or _lacks_channels(node, flow, slim):
+    elif _runs_whole(node, slim) or (masked and isinstance(flow, Flow) and _lacks_channels(node, flow, slim)):
         slim.pieces[node] = whole_op(op, slim)
     elif not rule.lazy or op.module is not None:
-        slim.pieces[node] = (rule.emit or same_op)(op, slim)
-    made = slim.pieces.get(node)
-    if isinstance(flow, Flow) and node in slim.masked and made is not None:  # as in the wrapped net: dead means zero
-        slim.pieces[node] = _zeroed(slim, node, made, slim.present[flow.ids])
+        slim.pieces[node] = (rule.emit or element_by_element)(op, slim)
+
+
+def _zeroed(slim: Slim, node: fx.Node, piece: Piece | GridPiece, alive: Bools) -> Piece | GridPiece:
+    """``where`` and not a product: zero times infinity is no zero."""
+    kept = torch.from_numpy(np.asarray(alive))
+    if isinstance(piece, GridPiece):
+        kept = piece.grid.take(kept).movedim((0, 1), (piece.grid.outer, piece.grid.axis))
+    elif piece.axis is not None and piece.positions is not None and alive.shape[piece.axis] > 1:
+        kept = kept.index_select(piece.axis, torch.from_numpy(piece.positions))
+    if bool(kept.all()):
+        return piece
+    mask = slim.attribute("alive_0", kept.contiguous())
+    zero = False if node.meta["value"].dtype == torch.bool else 0
+    return replace(piece, node=slim.graph.call_function(torch.where, (mask, piece.node, zero)))
 
 
 def _runs_whole(node: fx.Node, slim: Slim) -> bool:
     """It makes something of zeros which no mask takes back, or another call of its module does: they share weights."""
     calls = slim.calls.get(str(node.target), []) if node.op == "call_module" else []
-    return node in slim.channels.filled or any(call.node in slim.channels.filled for call in calls)
+    return any(each in slim.channels.filled for each in (node, *(call.node for call in calls)))
 
 
-def _lacks_channels(node: fx.Node, flow: Any, slim: Slim) -> bool:
-    """An op that makes something of zeros, on a tensor that lacks some of the channels which live behind it.
+def _lacks_channels(node: fx.Node, flow: Flow, slim: Slim) -> bool:
+    """Whether the op, which makes something of zeros, reads a tensor without some of the channels that live behind it.
 
     Where ids vary along several axes (the calls of one layer, stacked), what lives is only known along one of them.
     """
-    if not isinstance(flow, Flow) or node not in slim.masked:
-        return False
     for source in node.all_input_nodes:
-        piece = slim.piece(source) if slim.flow(source) is not None else None
-        value = source.meta["value"]
+        channels, value = slim.flow(source), source.meta["value"]
+        piece = slim.piece(source) if channels is not None and channels.ids.size > 1 else None
         if piece is None or piece.axis is None or value.ndim != flow.ids.ndim:
             continue
         living = np.moveaxis(slim.present[flow.ids], piece.axis, 0).reshape(flow.ids.shape[piece.axis], -1).any(1)
         living = np.broadcast_to(living, (node.meta["value"].shape[piece.axis],))
         same = living.size == value.shape[piece.axis]
-        if same and not np.isin(np.flatnonzero(living), piece.along(piece.axis, value.shape[piece.axis])).all():
+        if same and not np.isin(np.flatnonzero(living), piece.along(piece.axis, living.size)).all():
             return True
     return False
 

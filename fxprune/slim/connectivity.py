@@ -1,4 +1,7 @@
-"""The regular residual block: whoever meets at an add computes the union of their channels, so that adds are plain."""
+"""Which channels a slim net computes: those that live and are read, or those of regular residual blocks.
+
+In a regular block whoever meets at an add computes the union of their channels, so that adds are plain.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,17 @@ import torch
 from torch import fx
 
 from fxprune.analysis import Analysis
-from fxprune.channels.facts import Channels
+from fxprune.channels import Channels
 from fxprune.channels.ids import Join, Mix
-from fxprune.gated.insert import find_sites
+from fxprune.rules import Flow
 
 Bools = npt.NDArray[np.bool_]
+
+
+def present_ids(analysis: Analysis, opened: Bools) -> Bools:
+    """The ids that a network with these open gates computes: alive, and read by somebody."""
+    present: Bools = analysis.costs.logic.present(opened[:, None])[:, 0]
+    return present
 
 
 def regular_blocks(
@@ -54,18 +63,23 @@ def _close(block: Mix, present: Bools) -> None:
 
 
 def revived(
-    analysis: Analysis, present: Bools, opened: torch.Tensor, gate_values: dict[str, torch.Tensor]
+    analysis: Analysis, present: Bools, opened: Bools, gate_values: dict[str, torch.Tensor]
 ) -> dict[fx.Node, Bools]:
-    """Where the wrapped net masks a dead channel that this network computes, and no closed gate makes it zero."""
-    channels, found = analysis.channels, {}
-    dead = present & (channels.table.alive(opened.float()).numpy() == 0)
+    """Where the gated net masks a dead channel that this network computes, and no closed gate makes it zero."""
+    channels = analysis.channels
+    dead = present & (channels.table.alive(torch.from_numpy(opened).double()).numpy() == 0)
     if not dead.any():
         return {}
-    owners = {channels.anchors.get(mixer.node, mixer.node): mixer.name for mixer in channels.mixers}
-    for node, site in find_sites(analysis):
-        here = dead[site.ids.numpy()]
-        if site.gate is not None:
-            here &= gate_values[owners[node]].numpy(force=True).reshape(here.shape) != 0
+    layer_at = {channels.anchors.get(mixer.node, mixer.node): mixer.name for mixer in channels.mixers}
+    coming_to_life = {}
+    for node in (*layer_at, *(node for node in channels.masks if node not in layer_at)):
+        flow = channels.flows[node]
+        if not isinstance(flow, Flow):
+            continue
+        here = dead[flow.ids]
+        gate = gate_values.get(layer_at.get(node, ""))
+        if gate is not None:
+            here &= gate.numpy(force=True).reshape(here.shape) != 0
         if here.any():
-            found[node] = here
-    return found
+            coming_to_life[node] = here
+    return coming_to_life

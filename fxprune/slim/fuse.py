@@ -29,12 +29,12 @@ def fuse_batch_norms(slim: fx.GraphModule) -> int:
             transposed = isinstance(layer, AnyTransposedConv)
             if transposed and layer.groups > 1:
                 continue
-            made: nn.Module = fuse_conv_bn_eval(layer, norm, transpose=transposed)
+            folded: nn.Module = fuse_conv_bn_eval(layer, norm, transpose=transposed)
         elif isinstance(layer, nn.Linear) and isinstance(norm, nn.BatchNorm1d) and _axes(node) == 2:
-            made = fuse_linear_bn_eval(layer, norm)
+            folded = fuse_linear_bn_eval(layer, norm)
         else:
             continue
-        slim.set_submodule(str(before.target), made)
+        slim.set_submodule(str(before.target), folded)
         node.replace_all_uses_with(before)
         slim.graph.erase_node(node)
         fused += 1
@@ -45,5 +45,5 @@ def fuse_batch_norms(slim: fx.GraphModule) -> int:
 
 def _axes(node: fx.Node) -> int | None:
     """Of its result: a norm of more than two is over another axis than a linear layer."""
-    found: int | None = node.meta["axes"] if "axes" in node.meta else getattr(node.meta.get("value"), "ndim", None)
-    return found
+    axes: int | None = node.meta["axes"] if "axes" in node.meta else getattr(node.meta.get("value"), "ndim", None)
+    return axes

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from fxprune.channels.facts import Channels
+from fxprune.channels import Channels
 from fxprune.channels.ids import Ids, Join, Mix
 
 
@@ -27,13 +27,13 @@ def channel_order(channels: Channels, present: npt.NDArray[np.bool_]) -> dict[st
             if sizes.get(int(operand[0])) == operand.size and bool((np.diff(operand) == 1).all()):
                 streams.add_edge(start, int(operand[0]))
     owners = {int(mixer.ids.flat[0]): mixer for mixer in channels.mixers}
-    found: dict[str, Ids] = {}
+    ranks: dict[str, Ids] = {}
     for part in nx.connected_components(streams):
         writers = [owners[start] for start in sorted(part) if start in owners]
         if len(writers) > 1:
             rank = _rank([present[writer.ids.reshape(-1)] for writer in writers])
-            found.update({writer.name: rank for writer in writers})
-    return found
+            ranks.update({writer.name: rank for writer in writers})
+    return ranks
 
 
 def _followed(block: Mix) -> tuple[Ids, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FunctionType
@@ -12,24 +13,45 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fxprune.torch_private import VariableMeta, autograd_helpers, import_dynamo, marked_by_wrap, python_of
+from fxprune.torch_private import (
+    VariableMeta,
+    autograd_helpers,
+    canonical_mask,
+    detect_is_causal_mask,
+    import_dynamo,
+    marked_by_wrap,
+    none_or_dtype,
+    python_of,
+)
 from fxprune.trace.proxy import ShapeProxy, proxies
 from fxprune.trace.values import RANDOM
 
 if TYPE_CHECKING:
     from fxprune.trace.tracer import Tracer
 
-true_len = len  # while tracing, the builtin is ours
+true_len = len  # while a model is traced, the builtin is replaced
+
+_FACTORIES = (
+    "arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn",
+    "randperm", "tensor", "zeros",
+)  # fmt: skip
+
+
+# A graph would assert the answers to what torch asks of each mask. Attention as multi_head.py writes it takes any mask.
+_ABOUT_MASKS: dict[Any, Callable[..., Any]] = {
+    canonical_mask: lambda mask, *_, **__: mask,
+    none_or_dtype: lambda _: None,
+    detect_is_causal_mask: lambda mask, is_causal=None, size=None: is_causal is True,
+}
 
 
 class Untraceable(Exception):
     """Python asked for something that only data can answer."""
 
 
-_FACTORIES = (
-    "arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn",
-    "randperm", "tensor", "zeros",
-)  # fmt: skip
+def _of_example(limits: Callable[..., Any]) -> Callable[..., Any]:
+    """The lowest number of ``x.dtype`` is that of the example's: no other way of asking for it can be pickled."""
+    return lambda *dtype: limits(*(each.value if type(each) is ShapeProxy else each for each in dtype))
 
 
 class AutogradFunction(nn.Module):
@@ -56,76 +78,75 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         put(name, before) if was_there else delattr(owner, name)
 
 
-class Recorded:
-    """Functions that do not ask their arguments what they are: record them when one is a proxy.
+@contextmanager
+def recording(tracer: Tracer) -> Iterator[None]:
+    """For a while, functions that do not ask their arguments what they are get recorded when one is a proxy.
 
-    These are torch's factories (``torch.zeros(x.shape[0])``; the random ones always, for one draw must not become a
-    constant) and what the model's author marked with ``torch.fx.wrap``.
+    These are torch's factories (``torch.zeros(x.shape[0])``; random ones always, because one draw must not become a
+    constant), custom autograd functions, and what the model's author marked with ``torch.fx.wrap``.
     """
+    import_dynamo()
+    marked = dict(marked_by_wrap)
+    apply, script = vars(torch.autograd.Function)["apply"], torch.jit.ScriptFunction.__call__
+    unwrap_dead_wrappers = autograd_helpers.unwrap_dead_wrappers
 
-    def __init__(self, tracer: Tracer) -> None:
-        self.tracer, self.stack = tracer, ExitStack()
-        self.unwrap_dead_wrappers: Callable[..., Any] = autograd_helpers.unwrap_dead_wrappers
-        self.apply = vars(torch.autograd.Function)["apply"]
-        self.script: Any = torch.jit.ScriptFunction.__call__
+    def is_traced(*given: Any) -> bool:
+        return not tracer.paused and bool(proxies(given))
 
-    def __enter__(self) -> None:
-        import_dynamo()
-        marked = dict(marked_by_wrap)
-        marks = [(scope, name) for (_, name), scope in marked.items() if isinstance(scope.get(name), FunctionType)]
-        with ExitStack() as stack:  # what fails in here leaves nothing behind
-            stack.callback(marked_by_wrap.update, marked)
-            marked_by_wrap.clear()  # fx would make them opaque; we look inside first
-            for owner, name, ours in (
-                (builtins, "len", self._length),
-                (autograd_helpers, "unwrap_dead_wrappers", self._stored_apply),
-                (VariableMeta, "__call__", lambda cls, data, *_, **__: data),
-                (torch.autograd.Function, "apply", classmethod(self._apply)),
-                (torch.jit.ScriptFunction, "__call__", self._unscripted()),
-                *((torch, name, self._recording(vars(torch)[name])) for name in _FACTORIES),
-                *((scope, name, self._recording(scope[name])) for scope, name in marks),
-            ):
-                stack.enter_context(replaced(owner, name, ours))
-            self.stack = stack.pop_all()
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_traced(args, kwargs) or (function in RANDOM and not tracer.paused):
+                return tracer.create_proxy("call_function", function, args, kwargs)
+            return function(*args, **kwargs)
 
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
+        return call
 
-    def _length(self, thing: Any) -> Any:
+    def length(thing: Any) -> Any:
         """``len(x)`` of a tensor is a size like any other: passed on, it stays symbolic."""
-        if type(thing) is ShapeProxy and isinstance(thing.value, torch.Tensor) and not self.tracer.paused:
-            return self.tracer.call_method(thing, "size", (0,), {})
+        if type(thing) is ShapeProxy and isinstance(thing.value, torch.Tensor) and not tracer.paused:
+            return tracer.call_method(thing, "size", (0,), {})
         return true_len(thing)
 
-    def _stored_apply(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def stored_apply(args: tuple[Any, ...]) -> tuple[Any, ...]:
         """What ``apply`` does first, also one that the model bound to an attribute before tracing began."""
         if proxies(args):
             raise Untraceable("a custom autograd function")
-        return tuple(self.unwrap_dead_wrappers(args))
+        return tuple(unwrap_dead_wrappers(args))
 
-    def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.tracer.paused or not proxies((args, kwargs)):
-            return self.apply.__get__(None, function)(*args, **kwargs)
+    def traced_apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_traced(args, kwargs):
+            return apply.__get__(None, function)(*args, **kwargs)
         if any(isinstance(argument, nn.Module) for argument in args):
             raise Untraceable(f"a custom autograd function on modules, {function.__name__}")
-        return self.tracer.create_proxy("call_module", self.tracer._path(AutogradFunction(function)), args, kwargs)
+        return tracer.create_proxy("call_module", tracer.path_of(AutogradFunction(function)), args, kwargs)
 
-    def _unscripted(self) -> Callable[..., Any]:
+    def unscripted(function: Any, *args: Any, **kwargs: Any) -> Any:
         """A function under ``torch.jit.script`` only takes tensors: trace the Python that it was made of."""
+        python = python_of(function)
+        if python is None or not is_traced(args, kwargs):
+            return script(function, *args, **kwargs)
+        return python(*args, **kwargs)
 
-        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            python = python_of(function)
-            if python is None or self.tracer.paused or not proxies((args, kwargs)):
-                return self.script(function, *args, **kwargs)
-            return python(*args, **kwargs)
-
-        return call
-
-    def _recording(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.tracer.paused or not (function in RANDOM or proxies((args, kwargs))):
-                return function(*args, **kwargs)
-            return self.tracer.create_proxy("call_function", function, args, kwargs)
-
-        return call
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)  # it would make an encoder of transformers one op
+        stack.callback(marked_by_wrap.update, marked)
+        marked_by_wrap.clear()  # fx would make them opaque; we look inside first
+        for owner, name, ours in (
+            (builtins, "len", length),
+            (autograd_helpers, "unwrap_dead_wrappers", stored_apply),
+            *((sys.modules[asked.__module__], asked.__name__, answer) for asked, answer in _ABOUT_MASKS.items()),
+            (VariableMeta, "__call__", lambda cls, data, *_, **__: data),
+            (torch.autograd.Function, "apply", classmethod(traced_apply)),
+            (torch.jit.ScriptFunction, "__call__", unscripted),
+            *((torch, name, recorded(vars(torch)[name])) for name in _FACTORIES),
+            *((torch, limits.__name__, _of_example(limits)) for limits in (torch.finfo, torch.iinfo)),
+            *(
+                (scope, name, recorded(scope[name]))
+                for (_, name), scope in marked.items()
+                if isinstance(scope.get(name), FunctionType)
+            ),
+        ):
+            stack.enter_context(replaced(owner, name, ours))
+        yield

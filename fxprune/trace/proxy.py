@@ -1,8 +1,8 @@
-"""A proxy that knows what it stands for.
+"""A proxy that knows the value that it stands for.
 
 Python code that looks at a shape (``if h > 7``, ``for d in x.shape``, ``assert c % 8 == 0``) gets the answer of the
-example. Passing a size on (``x.view(x.size(0), -1)``) records a node and stays symbolic; only what Python really
-consumes (a branch, a loop count) is handed out as a constant, and the tracer notes it down as a specialisation.
+example. A size that is passed on (``x.view(x.size(0), -1)``) becomes a node and stays symbolic. Only what Python really
+consumes (a branch, a loop count) becomes a constant, which the tracer records as a specialisation.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial, partialmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from fxprune.torch_private import ASKING_FOR_USERS, tree_flatten
+from fxprune.torch_private import ASKING_FOR_USERS, tree_leaves
 
 if TYPE_CHECKING:
     from fxprune.trace.tracer import Tracer
@@ -37,8 +38,9 @@ class ShapeProxy(fx.Proxy):
     def value(self) -> Any:
         return self.node.meta["value"]
 
-    # isinstance(x, torch.Tensor), isinstance(size, int): answered by the value, as the model's author meant it. Torch's
-    # own C++ code asks the same question before it looks into memory, so only Python code that says isinstance is told.
+    # isinstance(x, torch.Tensor) and isinstance(size, int) are answered for the value, as the model's author meant it.
+    # Torch's C++ code asks the same before it reads memory, and must see a proxy: only Python code that contains
+    # isinstance gets the type of the value.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         asking = sys._getframe(1).f_code
@@ -47,31 +49,22 @@ class ShapeProxy(fx.Proxy):
         return type(self.value) if outside and python else ShapeProxy
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.value, name)  # raises AttributeError exactly where the value would
-        if isinstance(self.value, dict) and name in ("values", "items", "get"):
-            return getattr(self, f"_{name}")
+        attribute = getattr(self.value, name)  # raises AttributeError exactly where the value would
+        if isinstance(self.value, dict) and name in _OF_DICTS:
+            return partial(_OF_DICTS[name], self)
         if name in ("T", "mT") and isinstance(self.value, torch.Tensor):
             return self.permute(*range(self.value.ndim)[::-1]) if name == "T" else self.transpose(-2, -1)
-        if callable(found):
+        if callable(attribute):
             return lambda *args, **kwargs: self.tracer.call_method(self, name, args, kwargs)
-        if name in ("ndim", "itemsize") or isinstance(self.value, torch.device):  # x.device.type: a name for Python
-            return found
-        return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        if name in ("ndim", "itemsize", "is_nested") or isinstance(self.value, torch.device):  # names for Python
+            return attribute
+        return _recorded(self, getattr, name)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
+        return _recorded(self, operator.getitem, index)
 
-    def __bool__(self) -> bool:
-        return bool(self.tracer.specialise(self, bool))
-
-    def __int__(self) -> int:
-        return int(self.tracer.specialise(self, int))
-
-    def __float__(self) -> float:
-        return float(self.tracer.specialise(self, float))
-
-    def __index__(self) -> int:
-        return int(self.tracer.specialise(self, operator.index))
+    def __setitem__(self, index: Any, item: Any) -> None:
+        self.tracer.assign(self, index, item)
 
     def __len__(self) -> int:
         if isinstance(self.value, torch.Tensor):
@@ -88,23 +81,14 @@ class ShapeProxy(fx.Proxy):
             return item in self.value
         return any(bool(entry == item) for entry in self)
 
-    def reshape_as(self, other: Any) -> Any:  # sizes can be followed, what a tensor is asked as a whole cannot
+    def reshape_as(self, other: Any) -> Any:  # each size of the other can be followed, not its shape as a whole
         return self.reshape(other.shape)
 
     def view_as(self, other: Any) -> Any:
         return self.view(other.shape)
 
-    def keys(self) -> Any:  # a proxied dict has the example's keys
+    def keys(self) -> Any:
         return self.value.keys()
-
-    def _values(self) -> Any:
-        return [self[key] for key in self.value]
-
-    def _items(self) -> Any:
-        return [(key, self[key]) for key in self.value]
-
-    def _get(self, key: Any, default: Any = None) -> Any:
-        return self[key] if key in self.value else default
 
     def __format__(self, spec: str) -> str:
         return format(self.value, spec)
@@ -115,34 +99,32 @@ class ShapeProxy(fx.Proxy):
     def __hash__(self) -> int:
         return object.__hash__(self)
 
-    def __setitem__(self, index: Any, item: Any) -> None:
-        self.tracer.assign(self, index, item)
+
+def _recorded(proxy: ShapeProxy, function: Callable[..., Any], *args: Any) -> Any:
+    return proxy.tracer.create_proxy("call_function", function, (proxy, *args), {})
 
 
-def _rounding(name: str, function: Callable[..., Any]) -> None:
-    def method(self: ShapeProxy, *digits: int) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, *digits), {})
-
-    setattr(ShapeProxy, name, method)
+def _updated(proxy: ShapeProxy, function: Callable[..., Any], other: Any) -> Any:
+    return proxy.tracer.update(proxy, _recorded(proxy, function, other))
 
 
-def _in_place(name: str, function: Callable[..., Any]) -> None:
-    def method(self: ShapeProxy, other: Any) -> Any:
-        return self.tracer.update(self, self.tracer.create_proxy("call_function", function, (self, other), {}))
-
-    setattr(ShapeProxy, name, method)
+def _consumed(proxy: ShapeProxy, convert: Callable[..., Any]) -> Any:
+    return convert(proxy.tracer.specialise(proxy, convert))
 
 
-for _name, _function in (
-    ("__round__", round),
-    ("__floor__", math.floor),
-    ("__ceil__", math.ceil),
-    ("__trunc__", math.trunc),
-):
-    _rounding(_name, _function)
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
-    _in_place(f"__i{_name}__", getattr(operator, f"__{_name}__"))
+    setattr(ShapeProxy, f"__i{_name}__", partialmethod(_updated, getattr(operator, f"__{_name}__")))
+for _name, _convert in (("bool", bool), ("int", int), ("float", float), ("index", operator.index)):
+    setattr(ShapeProxy, f"__{_name}__", partialmethod(_consumed, _convert))
+for _name, _function in (("round", round), ("floor", math.floor), ("ceil", math.ceil), ("trunc", math.trunc)):
+    setattr(ShapeProxy, f"__{_name}__", partialmethod(_recorded, _function))
+
+_OF_DICTS: dict[str, Callable[..., Any]] = {  # a proxy of a dict has the example's keys
+    "values": lambda proxy: [proxy[key] for key in proxy.value],
+    "items": lambda proxy: [(key, proxy[key]) for key in proxy.value],
+    "get": lambda proxy, key, default=None: proxy[key] if key in proxy.value else default,
+}
 
 
 def proxies(tree: Any) -> list[ShapeProxy]:
-    return [leaf for leaf in tree_flatten(tree)[0] if type(leaf) is ShapeProxy]
+    return [leaf for leaf in tree_leaves(tree) if type(leaf) is ShapeProxy]

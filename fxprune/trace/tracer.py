@@ -1,41 +1,69 @@
-"""The tracer: ``torch.fx`` with proxies that know the example's shapes, functional in-place ops, and a fallback for
-what cannot be traced. What Python code takes out of the graph (a branch, a loop count, an index) is noted: the graph
-asserts that it stays the same."""
+"""The tracer: ``torch.fx`` with proxies that know the example's shapes, in-place ops made functional, and modules kept
+as they are where their code cannot be traced. What Python code takes out of the graph (a branch, a loop count, an
+index) is recorded, and the graph asserts that it stays the same."""
 
 from __future__ import annotations
 
 import inspect
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx, nn
 
-from fxprune.channels.facts import Leaf, Specialisation
 from fxprune.count import batch_size
 from fxprune.errors import first_line
-from fxprune.torch_private import call_with_hooks, find_proxy, forward_hooks, is_in, memory_of, tree_flatten, tree_map
+from fxprune.torch_private import call_with_hooks, find_proxy, forward_hooks, is_in, memory_of, tensors_in, tree_map
 from fxprune.trace import writes
-from fxprune.trace.frames import call_site, error_line, is_user_function, user_line
-from fxprune.trace.normal_form import functional_form, usual_spelling
-from fxprune.trace.patches import Recorded, Untraceable, true_len
+from fxprune.trace.canonical_calls import functional_form, overwritten, picked, usual_spelling
+from fxprune.trace.multi_head import MADE_OF_LAYERS, WRITTEN_OUT, module_form, without_unread_weights
+from fxprune.trace.patches import Untraceable, recording, true_len
 from fxprune.trace.proxy import ShapeProxy, proxies
+from fxprune.trace.source_lines import call_site, error_line, is_user_function, user_line
 from fxprune.trace.values import Values, conv_cost, to_meta
 
 
-def specialise(tracer: Tracer, proxy: ShapeProxy, convert: Callable[[Any], Any], *, final: bool = False) -> Any:
+@dataclass(frozen=True)
+class Specialisation:
+    """What the model's Python code consumed while it was traced, and the graph therefore asserts."""
+
+    node: str
+    kind: str  # "branch", "value" or "training"
+    value: Any
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A submodule kept as one opaque call, because its Python code could not be traced or the user asked for it."""
+
+    path: str
+    type: str
+    reason: str
+    source: str | None
+    volume: int = 0  # of the layers inside, which are counted but never pruned
+    flops: int = 0
+    params: int = 0
+
+
+def specialise(tracer: Tracer, proxy: ShapeProxy, convert: Callable[[Any], Any]) -> Any:
     """The example's value, handed to Python; the graph checks from now on that it is still the same.
 
     Torch's argument parser asks a number for its index too, before it hands the call to us with the number as it
-    was: an index is only taken as consumed when no node of the same call follows.
+    was: an index only counts as consumed when the next node is not of the same call.
     """
     if isinstance(proxy.value, torch.Tensor):
         return convert(constant(tracer, proxy, convert.__name__))
-    if convert is operator.index and not final:
+    if convert is operator.index:
         tracer.pending.append((proxy, call_site()))
         return operator.index(proxy.value)
+    return _consume(tracer, proxy, convert)
+
+
+def _consume(tracer: Tracer, proxy: ShapeProxy, convert: Callable[[Any], Any]) -> Any:
     value, source = convert(proxy.value), user_line()
     kind = "branch" if convert is bool else "value"
     tracer.specialisations.append(Specialisation(proxy.node.name, kind, value, source))
@@ -44,25 +72,24 @@ def specialise(tracer: Tracer, proxy: ShapeProxy, convert: Callable[[Any], Any],
 
 
 def settle(tracer: Tracer) -> None:
-    """A node follows: an index that another call has asked for was consumed."""
+    """Before the next node is made: an index that another call has asked for was consumed."""
     pending, tracer.pending = tracer.pending, []
     here = call_site()
     for proxy, site in pending:
         if site != here:
-            specialise(tracer, proxy, operator.index, final=True)
+            _consume(tracer, proxy, operator.index)
 
 
 def length(tracer: Tracer, proxy: ShapeProxy) -> int:
-    """How many entries a tuple or list has: known, unless code that was not looked into made it."""
-    count, node = true_len(proxy.value), proxy.node
-    maker = node
+    """How many entries a tuple or list has; the graph checks it where code that was not traced made it."""
+    count, maker = true_len(proxy.value), proxy.node
     while maker.target is operator.getitem and isinstance(maker.args[0], fx.Node):
         maker = maker.args[0]
     known = maker.op in ("call_method", "get_attr", "call_function") and not is_user_function(maker.target)
     if maker.op == "call_module":
         known = type(tracer.root.get_submodule(str(maker.target))).__module__.startswith("torch.nn.")
     if not known:
-        check(tracer, node, true_len, count, user_line())
+        check(tracer, proxy.node, true_len, count, user_line())
     return count
 
 
@@ -80,22 +107,20 @@ def check(tracer: Tracer, node: fx.Node, convert: Callable[[Any], Any] | None, v
     tracer.checked.add((node, convert, repr(value)))
 
     def call(function: Callable[..., Any], *args: Any, result: Any) -> fx.Node:
-        made = tracer.graph.call_function(function, args)
-        made.meta.update(value=result, source=node.meta["source"], module=node.meta.get("module"))
-        return made
+        added = tracer.graph.call_function(function, args)
+        added.meta.update(value=result, source=node.meta["source"], module=node.meta.get("module"))
+        return added
 
     held: Any = node
     if convert is not None and (convert is true_len or type(node.meta["value"]) is not type(value)):
         held = call(convert, node, result=value)
-    if value is True:
-        same = held
-    elif value is False:
-        same = call(torch.sym_not, held, result=True)
-    else:
-        same = call(operator.eq, held, value, result=True)
+    if value is False:
+        held = call(torch.sym_not, held, result=True)
+    elif value is not True:
+        held = call(operator.eq, held, value, result=True)
     way = "this input would take another way through the model than the example did"
     said = f"fxprune: {way} ({value!r} at {source or node.name}); wrap the model with an example of this shape"
-    call(torch._assert, same, said, result=None)
+    call(torch._assert, held, said, result=None)
 
 
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -107,9 +132,18 @@ class TrainingFlag(int):
     tracer: Tracer
     path: str
 
+    def __new__(cls, tracer: Tracer, path: str) -> TrainingFlag:
+        flag = super().__new__(cls, 0)
+        flag.tracer, flag.path = tracer, path
+        return flag
+
     def __bool__(self) -> bool:
-        self.tracer.training_was_read(self.path)
+        self.tracer.training_reads += 1
+        self.tracer.specialisations.append(Specialisation(self.path or "model", "training", False, user_line()))
         return False
+
+    def __mul__(self, other: Any) -> Any:  # the chance of dropout, where that is none of the call's own arguments
+        return self.tracer.create_proxy("call_function", operator.mul, (self, other), {})
 
 
 class Tracer(fx.Tracer):
@@ -126,6 +160,7 @@ class Tracer(fx.Tracer):
         self.training_reads = 0
         self.pending: list[tuple[ShapeProxy, tuple[int, int]]] = []  # indices that Python or torch has asked for
         self.checked: set[tuple[object, ...]] = set()
+        self.told_weights: list[tuple[fx.Node, fx.Node, fx.Node]] = []  # of attention: returned, used, and with what
 
     # ---------------------------------------------------------------- entry
 
@@ -135,23 +170,23 @@ class Tracer(fx.Tracer):
         self.batch = batch_size(args, kwargs)
         self.attribute_names = {id(t): n for n, t in [*root.named_parameters(), *root.named_buffers()]}
         self.autocast = _autocast()
-        with Recorded(self):
-            return self.trace(root)
+        with recording(self):
+            graph = self.trace(root)
+        for nodes in self.told_weights:
+            if is_in(graph, nodes[0]):  # not taken back
+                without_unread_weights(graph, *nodes)
+        return graph
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """One placeholder per argument of the example; arguments that it leaves out keep their default."""
         parameters = inspect.signature(self.root.forward).parameters
-        for name, given in self.example.arguments.items():
-            kind = parameters[name].kind
-            self.create_placeholder(_STARS.get(kind, "") + name, given)
-        flag = self._flag("")
+        arguments = {
+            name: self._placeholder(_STARS.get(parameters[name].kind, "") + name, given)
+            for name, given in self.example.arguments.items()
+        }
+        bound, flag = inspect.BoundArguments(self.example.signature, arguments), TrainingFlag(self, "")
 
         def run(*_: Any) -> Any:
-            given: dict[str, Any] = {}
-            for node in list(self.graph.nodes):
-                if node.op == "placeholder":
-                    given[str(node.target).lstrip("*")] = self.placeholder_proxies[node]
-            bound = inspect.BoundArguments(self.example.signature, given)
             self.root.__dict__["training"] = flag
             try:
                 if has_hooks(self.root):
@@ -162,19 +197,17 @@ class Tracer(fx.Tracer):
 
         return run, []
 
-    def create_placeholder(self, name: str, given: Any) -> None:
-        if not hasattr(self, "placeholder_proxies"):
-            self.placeholder_proxies: dict[fx.Node, Any] = {}
+    def _placeholder(self, name: str, given: Any) -> Any:
+        """A proxy for the tensors of an argument. A flag or a number given as example is a constant of the graph, which
+        refuses another value when it runs."""
         node = self.graph.create_node("placeholder", name, (), {})
         node.meta.update(value=to_meta(given), source=None, module="")
-        for leaf in tree_flatten(node.meta["value"])[0]:
-            if isinstance(leaf, torch.Tensor):
-                self.by_storage.setdefault(memory_of(leaf), []).append(node)
-        tensors = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, torch.Tensor)]
-        # A flag or a number given as example is a constant of the graph; another value is refused when it runs.
-        self.placeholder_proxies[node] = self.proxy(node) if tensors else given
+        tensors = tensors_in(node.meta["value"])
+        for tensor in tensors:
+            self.by_storage.setdefault(memory_of(tensor), []).append(node)
         if not tensors and not name.startswith("*"):
             self.check(node, None, given, f"argument {name}")
+        return self.proxy(node) if tensors else given
 
     # ---------------------------------------------------------------- nodes and proxies
 
@@ -189,69 +222,62 @@ class Tracer(fx.Tracer):
             raise Untraceable("torch.autocast inside of forward() is lost in a graph: call the network under autocast")
         target, args, kwargs = functional_form(kind, target, args, kwargs)
         args, kwargs = usual_spelling(kind, target, args, kwargs, self.root)
+        if target is operator.getitem:
+            target, args = picked(args[0], args[1], self.values.is_constant) or (target, args)
         if kind == "call_method" and target.endswith("_") and not target.startswith("_") and target != "requires_grad_":
             raise Untraceable(f"{target}() writes in place and has no form that does not")
-        for argument in _nodes((args, kwargs)):
-            if argument in self.stale:
-                raise Untraceable(self.stale[argument])
         node = self.graph.create_node(kind, target, args, kwargs, name, None)
-        node.meta["source"] = user_line()
-        node.meta["module"] = self.scope.module_path
-        if kind != "output":
-            paused, self.paused = self.paused, True
-            try:
-                node.meta["value"] = value = self.values.of(node)
-            except Exception:
-                self.graph.erase_node(node)
-                raise
-            finally:
-                self.paused = paused
-            if isinstance(value, torch.Tensor):
-                self.by_storage.setdefault(memory_of(value), []).append(node)
+        node.meta.update(source=user_line(), module=self.scope.module_path)
+        paused, self.paused = self.paused, True
+        try:
+            for argument in node.all_input_nodes:
+                if argument in self.stale:
+                    raise Untraceable(self.stale[argument])
+            if kind != "output":
+                node.meta["value"] = self.values.of(node)
+        except Exception:
+            self.graph.erase_node(node)
+            raise
+        finally:
+            self.paused = paused
+        if isinstance(node.meta.get("value"), torch.Tensor):
+            self.by_storage.setdefault(memory_of(node.meta["value"]), []).append(node)
         return node
 
-    def create_proxy(
-        self,
-        kind: str,
-        target: Any,
-        args: Any,
-        kwargs: Any,
-        name: Any = None,
-        type_expr: Any = None,
-        proxy_factory_fn: Any = None,
-    ) -> Any:
-        if kind == "call_function" and is_user_function(target):  # marked as opaque by torch.fx.wrap: look inside
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> Any:
+        written_out = WRITTEN_OUT.get(target) if kind == "call_function" else None
+        if kind == "call_function" and (written_out or is_user_function(target)):
+            # marked as opaque by torch.fx.wrap, or torch's: look inside
 
             def opaque(error: Exception | None) -> Any:
-                made = super(Tracer, self).create_proxy(kind, target, args, kwargs)
-                made.node.meta["is_wrapped"] = True  # fx must not look inside either when it reads a pickle
+                call = super(Tracer, self).create_proxy(kind, target, args, kwargs)
+                call.node.meta["is_wrapped"] = True  # fx must not look inside either when it reads a pickle
                 if error is not None:
                     called = f"{target.__module__}.{target.__name__}"
                     self.leaves.append(Leaf(called, "function", first_line(error), error_line(error)))
-                return made
+                return call
 
-            return self._without_grad(self._inlined(target, opaque, args, kwargs))
-        made = super().create_proxy(kind, target, args, kwargs, name, type_expr)
-        writes.note_view(made, target, args)
-        overwritten = functional_form.overwritten(kind, target, args, kwargs, self.root)
-        if overwritten is not None:
-            return self.update(overwritten, made)
-        return made if kind in ("call_module", "get_attr") else self._without_grad(made)
+            return self._without_grad(self._inlined(written_out or target, opaque, args, kwargs))
+        result = super().create_proxy(kind, target, args, kwargs, *rest, **named)
+        writes.note_view(result, target, args)
+        written = overwritten(kind, target, args, kwargs, self.root)
+        if written is not None:
+            return self.update(written, result)
+        return result if kind in ("call_module", "get_attr") else self._without_grad(result)
 
-    def _without_grad(self, made: Any) -> Any:
+    def _without_grad(self, result: Any) -> Any:
         """``torch.no_grad()`` is lost in a graph: what the model computes under it is detached instead."""
-        if torch.is_grad_enabled() or type(made) is not ShapeProxy or made.node.target == "detach":
-            return made
-        floats = isinstance(made.value, torch.Tensor) and (made.value.is_floating_point() or made.value.is_complex())
-        return super().create_proxy("call_method", "detach", (made,), {}) if floats else made
+        if torch.is_grad_enabled() or type(result) is not ShapeProxy or result.node.target == "detach":
+            return result
+        value = result.value
+        floats = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+        return super().create_proxy("call_method", "detach", (result,), {}) if floats else result
 
     def create_arg(self, a: Any) -> Any:
         if type(a) is ShapeProxy:
             return a.node
         if isinstance(a, TrainingFlag):
             return self.create_node("get_attr", f"{a.path}.training".lstrip("."), (), {})
-        if isinstance(a, torch.Tensor) and id(a) in self.attribute_names:
-            return self.create_node("get_attr", self.attribute_names[id(a)], (), {})
         if isinstance(a, np.generic):  # a number of numpy's would be written as such, and there is no numpy in a graph
             return a.item()
         if isinstance(a, torch.Size):
@@ -274,10 +300,6 @@ class Tracer(fx.Tracer):
     specialise, length, constant, check = specialise, length, constant, check
     update, assign = writes.update, writes.assign
 
-    def training_was_read(self, path: str) -> None:
-        self.training_reads += 1
-        self.specialisations.append(Specialisation(path or "model", "training", False, user_line()))
-
     # ---------------------------------------------------------------- modules
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
@@ -295,22 +317,22 @@ class Tracer(fx.Tracer):
         own = vars(m).get("forward")  # chosen by __init__, as by self.forward = self.forward_fast
         owner = own or next(cls for cls in type(m).__mro__ if "forward" in cls.__dict__)
         of_torch = str(getattr(owner, "__module__", "")).startswith("torch.nn.")
-        return of_torch and not isinstance(m, nn.Sequential)
+        return of_torch and not isinstance(m, MADE_OF_LAYERS)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.paused or find_proxy(args, kwargs) is None:
             return forward(*args, **kwargs)
-        path = self._path(m)
+        path = self.path_of(m)
         if self.is_leaf_module(m, path):
-            made = self.create_proxy("call_module", path, args, kwargs)
+            result = self.create_proxy("call_module", path, args, kwargs)
             if self.is_user_leaf(path, m):
                 self._note_leaf(m, path, args, kwargs, "kept as a leaf on request", None)
             elif has_hooks(m):  # they see, and may change, what a smaller layer would not have
-                made.node.meta["hooked"] = True
+                result.node.meta["hooked"] = True
                 self._note_leaf(m, path, args, kwargs, "it has forward hooks", None)
-            return self._without_grad(made)
+            return self._without_grad(result)
         scope, self.scope = self.scope, fx.proxy.Scope(path, type(m))
-        m.__dict__["training"] = self._flag(path)
+        m.__dict__["training"] = TrainingFlag(self, path)
 
         def opaque(error: Exception | None) -> Any:
             m.__dict__["training"] = False
@@ -319,6 +341,8 @@ class Tracer(fx.Tracer):
                 self._note_leaf(m, path, args, kwargs, first_line(error), error_line(error))
             return leaf
 
+        if type(m).forward is nn.MultiheadAttention.forward and not has_hooks(m):
+            forward = module_form(m, path)
         try:
             return self._without_grad(self._inlined(forward, opaque, args, kwargs))
         finally:
@@ -338,35 +362,37 @@ class Tracer(fx.Tracer):
         self, call: Callable[..., Any], opaque: Callable[[Exception | None], Any], args: Any, kwargs: Any
     ) -> Any:
         """Trace through ``call``; where that fails, take back what it recorded and keep it as one opaque node."""
-        mark, reads = next(iter(reversed(self.graph.nodes)), None), self.training_reads
-        state = dict(self.stale), len(self.specialisations), len(self.leaves), set(self.checked)
-        names = {proxy: proxy.node for proxy in proxies((args, kwargs))}
+        last, reads = next(iter(reversed(self.graph.nodes)), None), self.training_reads
+        stale, checked = dict(self.stale), set(self.checked)
+        specialised, leaves = len(self.specialisations), len(self.leaves)
+        nodes = {proxy: proxy.node for proxy in proxies((args, kwargs))}
+
+        def undo() -> None:
+            for node in reversed(list(self.graph.nodes)):
+                if node is last:
+                    break
+                self.graph.erase_node(node)
+            self.stale, self.checked = stale, checked
+            del self.specialisations[specialised:], self.leaves[leaves:]
+            for proxy, node in nodes.items():
+                proxy.node = node
+
         try:
-            made = call(*args, **kwargs)
+            result = call(*args, **kwargs)
         except Exception as error:
-            self._undo(mark, state, names)
+            undo()
             try:
                 return opaque(error)
             except Exception:
                 raise error from None
-        if self.training_reads > reads and args and made is args[0]:
+        if self.training_reads > reads and args and result is args[0]:
             # Does nothing in eval mode and something in training: stochastic depth and its kind. Keep it.
-            self._undo(mark, state, names)
-            made = opaque(None)
-            made.node.meta["identity"] = True
-        return made
+            undo()
+            result = opaque(None)
+            result.node.meta["identity"] = True
+        return result
 
-    def _undo(self, mark: fx.Node | None, state: Any, names: dict[ShapeProxy, fx.Node]) -> None:
-        for node in reversed(list(self.graph.nodes)):
-            if node is mark:
-                break
-            self.graph.erase_node(node)
-        self.stale, count, leaves, self.checked = state
-        del self.specialisations[count:], self.leaves[leaves:]
-        for proxy, node in names.items():
-            proxy.node = node
-
-    def _path(self, module: nn.Module) -> str:
+    def path_of(self, module: nn.Module) -> str:
         paths = self.submodule_paths
         assert paths is not None
         if module not in paths:  # made inside forward()
@@ -374,11 +400,6 @@ class Tracer(fx.Tracer):
             self.root.add_module(name, module)
             paths[module] = name
         return paths[module]
-
-    def _flag(self, path: str) -> TrainingFlag:
-        flag = TrainingFlag(0)
-        flag.tracer, flag.path = self, path
-        return flag
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -388,9 +409,3 @@ def has_hooks(module: nn.Module) -> bool:
 
 def _autocast() -> tuple[bool, bool]:
     return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-
-
-def _nodes(tree: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg(tree, lambda node: found.append(node))
-    return found

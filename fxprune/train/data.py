@@ -1,4 +1,4 @@
-"""Batches: what a loader gives, checked, moved, and always in the same order for the same epoch."""
+"""Batches: what a loader gives, checked, moved to a device, and in the same order whenever an epoch is repeated."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from fxprune.errors import DataError, FxPruneError, OptionError, first_line, nam
 from fxprune.torch_private import stop_workers, tree_leaves, tree_map
 from fxprune.train.reproduce import seed_all
 
-_PAIR = "let the loader give (inputs, target); several inputs are a tuple or a dict: ((left, right), target)"
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -24,9 +22,10 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Samples, by the first axis of the first tensor."""
-        found = [leaf for leaf in tree_leaves((self.inputs, self.target)) if isinstance(leaf, torch.Tensor)]
-        return int(found[0].shape[0]) if found and found[0].ndim else 1
+        """Number of samples: the length of the first axis of the first tensor."""
+        leaves = tree_leaves((self.inputs, self.target))
+        first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.zeros(()))
+        return int(first.shape[0]) if first.ndim else 1
 
     def to(self, device: torch.device) -> Batch:
         def moved(leaf: Any) -> Any:
@@ -36,7 +35,7 @@ class Batch:
 
 
 def call(net: nn.Module | Callable[..., Any], inputs: Any) -> Any:
-    """A tensor is the argument, a tuple or list several, a dict keyword arguments."""
+    """Call with one argument (a tensor), several (a tuple or list) or keyword arguments (a dict)."""
     if isinstance(inputs, dict):
         return net(**inputs)
     return net(*inputs) if isinstance(inputs, (tuple, list)) else net(inputs)
@@ -46,7 +45,7 @@ def call(net: nn.Module | Callable[..., Any], inputs: Any) -> Any:
 def explained(
     what: str, whom: str, fix: str = "call them with that batch yourself to see the whole error"
 ) -> Iterator[None]:
-    """An error of the user's code says which batch it was."""
+    """Make an error of the user's code say which batch it was."""
     try:
         yield
     except FxPruneError:
@@ -55,11 +54,11 @@ def explained(
         raise DataError(f"{what} does not fit {whom}: {named(error)}", fix=fix) from error
 
 
-def example_of(batch: Batch, wanted: int | None = None) -> Any:
-    """So many samples, for tracing and for taking times; a batch that has fewer gives some of them again. Without a
-    number: two, if there are two."""
+def example_of(batch: Batch, batch_size: int | None = None) -> Any:
+    """The inputs of the first ``batch_size`` samples (by default two), for tracing and for taking times. If the batch
+    has fewer, samples are repeated."""
     many = batch.size
-    wanted = min(2, many) if wanted is None else wanted
+    wanted = min(2, many) if batch_size is None else batch_size
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise OptionError(f"batch_size={wanted!r} is no number of samples", fix="write batch_size=32")
 
@@ -72,7 +71,7 @@ def example_of(batch: Batch, wanted: int | None = None) -> Any:
 
 
 class Batches:
-    """A loader. Its order, its workers' seeds and whatever else is drawn depend only on the key of an epoch.
+    """A loader. Its order, its workers' seeds and all other random numbers depend only on the key of an epoch.
 
     >>> data = torch.utils.data.TensorDataset(torch.arange(4.0), torch.arange(4))
     >>> batches = Batches(torch.utils.data.DataLoader(data, batch_size=2, shuffle=True), "train")
@@ -86,39 +85,38 @@ class Batches:
         if not hasattr(loader, "__iter__"):
             raise DataError(f"{name} is of type {type(loader).__name__} and gives no batches", fix="give a DataLoader")
         try:
-            self.count = len(loader)
+            self._count = len(loader)
         except TypeError as error:
             raise DataError(
                 f"{name} does not say how many batches it has, and the budget slides with the steps",
                 fix="give it a length: def __len__(self): return batches_per_epoch",
             ) from error
-        if self.count == 0:
-            raise DataError(
-                f"{name} is empty: it has no batch", fix="look at its dataset, batch_size and drop_last: len(loader)"
-            )
+        if self._count == 0:
+            fix = "look at its dataset, batch_size and drop_last: len(loader)"
+            raise DataError(f"{name} is empty: it has no batch", fix=fix)
         parts = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
         parts.append(getattr(parts[2], "sampler", None))
         self._ordered = [part for part in parts if hasattr(part, "set_epoch")]
-        found = [getattr(part, "generator", None) for part in parts]
-        self.generators = list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+        generators = (getattr(part, "generator", None) for part in parts)
+        self.generators = list(dict.fromkeys(each for each in generators if isinstance(each, torch.Generator)))
 
     def __len__(self) -> int:
-        return self.count
+        return self._count
 
     def epoch(self, epoch: int, *key: int | str, first: int = 0) -> Iterator[tuple[int, Batch]]:
         """The batches from number ``first`` on, each with its number."""
-        if first >= self.count:
+        if first >= self._count:
             return
         stop_workers(self.loader)
         seed_all(*key, epoch, generators=self.generators)
         for part in self._ordered:
             part.set_epoch(epoch)
         iterator = iter(self.loader)
-        for number in range(self.count):
+        for number in range(self._count):
             seed_all(*key, epoch, number)
-            found = self._fetch(iterator, number)
+            batch = self._fetch(iterator, number)
             if number >= first:
-                yield number, self._checked(found)
+                yield number, self._checked(batch)
 
     def first(self) -> Batch:
         """One batch, to look at."""
@@ -129,7 +127,7 @@ class Batches:
             return next(iterator)
         except StopIteration:
             raise DataError(
-                f"{self.name} says that it has {self.count} batches and gave {number}", fix="correct its __len__"
+                f"{self.name} says that it has {self._count} batches and gave {number}", fix="correct its __len__"
             ) from None
         except Exception as error:  # of a dataset, in this process or in a worker
             why = said(error)[-1] if "worker process" in first_line(error) else named(error)
@@ -138,8 +136,9 @@ class Batches:
                 fix="make `for batch in loader: pass` work first",
             ) from error
 
-    def _checked(self, found: Any) -> Batch:
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
-            what = f"has {len(found)} parts" if isinstance(found, (tuple, list)) else f"is a {type(found).__name__}"
-            raise DataError(f"a batch of {self.name} {what}, not two", fix=_PAIR)
-        return Batch(*found)
+    def _checked(self, batch: Any) -> Batch:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            what = f"has {len(batch)} parts" if isinstance(batch, (tuple, list)) else f"is a {type(batch).__name__}"
+            fix = "let the loader give (inputs, target); several inputs are a tuple or a dict: ((left, right), target)"
+            raise DataError(f"a batch of {self.name} {what}, not two", fix=fix)
+        return Batch(*batch)

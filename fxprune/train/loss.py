@@ -1,9 +1,11 @@
-"""The data loss of a batch: labels, and what a teacher says about them."""
+"""The data loss of a batch, from its labels and the outputs of a teacher."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,14 +40,11 @@ def distillation_loss(
     >>> round(float(distillation_loss(out, out, torch.tensor([0, 1]), alpha=0.0, pair=lambda out: out["logits"])), 3)
     0.018
     """
-    if not 0 <= alpha <= 1:
-        raise OptionError(f"alpha={alpha!r} is not between 0 and 1", fix="write alpha=0.9")
-    if not temperature > 0:
-        raise OptionError(f"temperature={temperature!r} is not above 0", fix="write temperature=4.0")
+    check_weights(alpha, temperature)
     if pair is not None:
         student, teacher = pair(student), pair(teacher)
-    check_logits(student, "the student's output", 'pair=lambda out: out["logits"]')
-    check_logits(teacher, "the teacher's output", 'pair=lambda out: out["logits"]')
+    for output, whose in ((student, "student"), (teacher, "teacher")):
+        check_logits(output, f"the {whose}'s output", 'pair=lambda out: out["logits"]')
     if student.shape != teacher.shape:
         raise OptionError(
             f"the student's output is {shape(student)}, the teacher's {shape(teacher)}",
@@ -53,7 +52,7 @@ def distillation_loss(
         )
     check_labels(student, labels, ignore_index)
     counted = labels != ignore_index
-    many = counted.sum().clamp(min=1)  # a batch without a label is worth nothing; a mean of nothing would be NaN
+    many = counted.sum().clamp(min=1)  # without any label the loss is 0, not NaN
     hard = F.cross_entropy(student, labels, ignore_index=ignore_index, reduction="sum") / many
     if alpha == 0:
         return hard
@@ -62,8 +61,16 @@ def distillation_loss(
     return (1 - alpha) * hard + alpha * temperature**2 * (soft * counted).sum() / many
 
 
+def check_weights(alpha: float, temperature: float) -> None:
+    """Check the two numbers of distillation."""
+    if not 0 <= alpha <= 1:
+        raise OptionError(f"alpha={alpha!r} is not between 0 and 1", fix="write alpha=0.9")
+    if not temperature > 0:
+        raise OptionError(f"temperature={temperature!r} is not above 0", fix="write temperature=4.0")
+
+
 def check_logits(output: Any, what: str, fix: str) -> None:
-    """A tensor with a class axis."""
+    """Check that it is a tensor with a class axis."""
     if not isinstance(output, torch.Tensor):
         raise OptionError(f"{what} is of type {type(output).__name__}, not a tensor of logits", fix=f"write {fix}")
     if output.ndim < 2:
@@ -71,7 +78,7 @@ def check_logits(output: Any, what: str, fix: str) -> None:
 
 
 def check_labels(output: torch.Tensor, labels: Any, ignore_index: int = -100) -> None:
-    """One label (an integer, of a class that there is) for each vector of logits."""
+    """Check that there is one label (int64, of an existing class) for each vector of logits."""
     if not isinstance(labels, torch.Tensor):
         raise OptionError(f"the labels are of type {type(labels).__name__}, not a tensor", fix="give a tensor of int64")
     wanted = (output.shape[0], *output.shape[2:])
@@ -97,30 +104,34 @@ def shape(tensor: torch.Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a single number"
 
 
-Teacher = nn.Module | CachedTeacher | None
-
-
+@dataclass(frozen=True)
 class Teaching:
     """``loss(output, target)`` or ``loss(output, target, taught)``; by default cross entropy or distillation."""
 
-    def __init__(
-        self, loss: Callable[..., torch.Tensor] | None, teacher: Teacher, alpha: float, temperature: float
-    ) -> None:
-        self.loss, self.teacher = loss, teacher
-        self.alpha, self.temperature = alpha, temperature
-        self.listens = loss is None or takes_teacher(loss)
+    loss: Callable[..., torch.Tensor] | None
+    teacher: nn.Module | CachedTeacher | None
+    alpha: float
+    temperature: float
 
     def __call__(self, net: nn.Module, batch: Batch) -> torch.Tensor:
         output = call(net, batch.inputs)
         target, taught = self._taught(batch)
         if self.loss is not None:
-            found = self.loss(output, target, taught) if self.listens else self.loss(output, target)
-            return _number(found)
+            value: Any = self.loss(output, target, taught) if self._listens else self.loss(output, target)
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                is_tensor = isinstance(value, torch.Tensor)
+                what = f"a tensor of {tuple(value.shape)}" if is_tensor else type(value).__name__
+                raise OptionError(f"the loss returned {what}, not one number", fix="return loss.mean()")
+            return value.reshape(())
         if taught is not None:
             return distillation_loss(output, taught, target, self.alpha, self.temperature)
         check_logits(output, "the model's output", "loss=lambda output, target: ...")
         check_labels(output, target)
         return F.cross_entropy(output, target)
+
+    @cached_property
+    def _listens(self) -> bool:
+        return self.loss is None or takes_teacher(self.loss)
 
     def _taught(self, batch: Batch) -> tuple[Any, Any]:
         """The target, and the teacher's output."""
@@ -132,7 +143,7 @@ class Teaching:
                 )
             target, index = batch.target
             return target, self.teacher(index)
-        if self.teacher is None or not self.listens:
+        if self.teacher is None or not self._listens:
             return batch.target, None
         with torch.no_grad():
             return batch.target, call(self.teacher, batch.inputs)
@@ -144,18 +155,9 @@ def takes_teacher(loss: Callable[..., Any]) -> bool:
     >>> takes_teacher(lambda output, target: 0), takes_teacher(lambda output, target, teacher: 0)
     (False, True)
     """
-    if isinstance(loss, nn.Module):
-        loss = loss.forward
     try:
-        parameters = inspect.signature(loss).parameters.values()
+        signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
     except (TypeError, ValueError):  # some builtins have none
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in positional and p.default is p.empty for p in parameters) > 2
-
-
-def _number(found: Any) -> torch.Tensor:
-    if not isinstance(found, torch.Tensor) or found.numel() != 1:
-        what = f"a tensor of {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        raise OptionError(f"the loss returned {what}, not one number", fix="return loss.mean()")
-    return found.reshape(())
+    return sum(p.kind in positional and p.default is p.empty for p in signature.parameters.values()) > 2

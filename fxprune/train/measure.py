@@ -1,9 +1,10 @@
-"""How good a network is: a mean over batches, or whatever an object that collects them computes; and batch-norm
-statistics that belong to the gates as they are now."""
+"""How good a network is: a mean over batches, or the result of an object that collects outputs. And batch-norm
+statistics, estimated again for the present gates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ IGNORED = -100  # what cross_entropy ignores
 
 
 def accuracy(output: Any, target: Any) -> torch.Tensor:
-    """Per label, is the largest logit (axis 1) the right one?
+    """Per label 1 if the largest logit (along axis 1) is the right one, otherwise 0.
 
     >>> accuracy(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])).tolist()
     [1.0, 0.0]
@@ -56,7 +57,7 @@ def evaluate(
             weight = batch.size if value.ndim == 0 else value.numel()
             total += float(value.sum()) * (weight if value.ndim == 0 else 1)
             many += weight
-    result = metric.compute() if collects else total / many if many else 0.0
+    result = metric.compute() if collects else total / max(many, 1.0)
     try:
         return float(result)
     except (TypeError, ValueError) as error:
@@ -65,7 +66,7 @@ def evaluate(
         ) from error
 
 
-ENOUGH = 40  # batches
+ENOUGH = 40  # batches for the statistics
 
 
 def reestimate(net: nn.Module, batches: Batches, device: torch.device, seed: int) -> int:
@@ -74,24 +75,20 @@ def reestimate(net: nn.Module, batches: Batches, device: torch.device, seed: int
     Only batch norms are in training mode meanwhile: no dropout. Returns how many batches were used.
     """
     norms = [module for module in net.modules() if isinstance(module, AnyBatchNorm) and module.track_running_stats]
+    momenta = {norm: norm.momentum for norm in norms}
     if not norms:
         return 0
-    momenta = [norm.momentum for norm in norms]
     net.eval()
-    used = 0
     try:
         for norm in norms:
             norm.train()
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative average
         with torch.no_grad():
-            for number, batch in batches.epoch(0, seed, "statistics"):
+            for _, batch in islice(batches.epoch(0, seed, "statistics"), ENOUGH):
                 call(net, batch.to(device).inputs)
-                used = number + 1
-                if used == ENOUGH:
-                    break
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, momentum in momenta.items():
             norm.momentum = momentum
         net.eval()
-    return used
+    return min(len(batches), ENOUGH)

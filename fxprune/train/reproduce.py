@@ -1,5 +1,5 @@
-"""What makes resuming exact: all randomness of a step as a function of where training is, and a way to tell whether two
-networks have the same weights."""
+"""What makes resuming exact: random numbers that depend only on how far training is, and a checksum that tells whether
+two networks have the same weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seed_all(*key: int | str, generators: Iterable[torch.Generator] = ()) -> Non
     number = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.default_generator.manual_seed(number)  # torch.manual_seed would also queue a call for every unused device
+    torch.default_generator.manual_seed(number)  # torch.manual_seed would also queue a call for unused devices
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
     for generator in generators:
@@ -32,7 +32,7 @@ def seed_all(*key: int | str, generators: Iterable[torch.Generator] = ()) -> Non
 
 @contextlib.contextmanager
 def preserved(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """What is drawn inside does not show outside."""
+    """Restore all states of random numbers afterwards."""
     kept = [(generator, generator.get_state()) for generator in generators]
     python, numpy = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
@@ -47,7 +47,7 @@ def preserved(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
 
 
 def checksum(net: nn.Module) -> str:
-    """Of all names, shapes and values.
+    """A checksum of all names, shapes and values.
 
     >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> checksum(one) == checksum(one), checksum(one) == checksum(other)
@@ -55,7 +55,7 @@ def checksum(net: nn.Module) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, value in net.state_dict().items():
-        if not isinstance(value, torch.Tensor):  # extra state
+        if not isinstance(value, torch.Tensor):  # the extra state of a module
             digest.update(f"{name} {value!r}".encode())
             continue
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())

@@ -1,4 +1,4 @@
-"""The strength of a penalty that has no budget: tried out until a run ends where the budget is."""
+"""The strength of a penalty without a budget of its own, searched by runs until one ends near the budget."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fxprune.train.loop import Pruned
 from fxprune.train.settings import Settings
 
 SEARCH = "search"
-CLOSE = 1.15  # times the budget, or less by as much: near enough for hardening to do the rest
-FACTOR = (2.0, 8.0)  # by which the strength changes at least and at most, until the budget lies between two
+CLOSE = 1.15  # up to this factor above or below the budget: hardening does the rest
+FACTOR = (2.0, 8.0)  # the least and the largest change of the strength, until the budget lies between two tries
 TRIES = 6
 
 
 def find_strength(reached: Callable[[float], float], first: float, tries: int = TRIES) -> float:
-    """``reached`` tells what a run of this strength costs at its end, as a multiple of the budget.
+    """``reached`` returns the cost at the end of a run with this strength, as a multiple of the budget.
 
     Costs fall with the strength, roughly like a power of it: between two tries the next is where that meets the budget.
 
@@ -46,7 +46,7 @@ def _next(seen: dict[float, float]) -> float:
     weak = max((tried for tried, cost in seen.items() if cost > 1), default=None)
     strong = min((tried for tried, cost in seen.items() if cost <= 1), default=None)
     if weak is not None and strong is not None:
-        part = math.log(seen[weak]) / math.log(seen[weak] / seen[strong])  # of the way, if it were a straight line
+        part = math.log(seen[weak]) / math.log(seen[weak] / seen[strong])  # of the way, in logarithms
         part = min(max(part, 0.1), 0.9)
         return math.exp((1 - part) * math.log(weak) + part * math.log(strong))
     if weak is not None:
@@ -56,16 +56,16 @@ def _next(seen: dict[float, float]) -> float:
 
 
 def with_strength(
-    settings: Settings, folder: str | os.PathLike[str] | None, go: Callable[[Settings, Any], Pruned],
+    settings: Settings, folder: str | os.PathLike[str] | None, run: Callable[[Settings, Any], Pruned],
     note: Callable[[str], None],
 ) -> Settings:  # fmt: skip
-    """The settings as they are; or, where they ask for a search, with what it found. Tries are runs of their own."""
-    settings.check()
+    """The settings themselves, or with the strength found if they ask for a search. Each try is a run of its own."""
     options = settings.method_options
     if options.get("strength") != SEARCH:
         return settings
-    if not METHODS[settings.method].searchable:
-        known = ", ".join(name for name, method in METHODS.items() if method.searchable)
+    method = METHODS[settings.method]
+    if not method.searchable:
+        known = ", ".join(name for name, each in METHODS.items() if each.searchable)
         raise OptionError(f"method {settings.method!r} has no strength to search for", fix=f"{known} have one")
     if settings.teacher == "train":
         raise OptionError(
@@ -76,15 +76,15 @@ def with_strength(
     def reached(strength: float) -> float:
         place = None if folder is None else searches(Path(folder)) / f"{strength:.6g}"
         tried = replace(settings, epochs=(settings.epochs[0], 0, 0), method_options={**options, "strength": strength})
-        found = float(go(tried, place).report["reached"])
-        note(f"strength {strength:.4g}: {found:.3f} of the budget")
-        return found
+        share = float(run(tried, place).report["reached"])
+        note(f"strength {strength:.4g}: {share:.3f} of the budget")
+        return share
 
-    strength = find_strength(reached, inspect.signature(METHODS[settings.method]).parameters["strength"].default)
+    strength = find_strength(reached, inspect.signature(method).parameters["strength"].default)
     note(f"the strength is {strength:.4g}")
     return replace(settings, method_options={**options, "strength": strength})
 
 
 def searches(run: Path) -> Path:
-    """Where the tries of a run are kept, beside its folder."""
+    """The folder for the tries of a run, beside its own."""
     return run.with_name(f"{run.name}-search")

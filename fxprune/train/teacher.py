@@ -1,4 +1,4 @@
-"""A teacher that is asked once: its outputs for a fixed dataset, in a file."""
+"""A teacher whose outputs for a fixed dataset are computed once and kept in a file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from fxprune.errors import DataError, OptionError, RunError
 from fxprune.files import as_path, told
+from fxprune.latency.stopwatch import device_of
 from fxprune.modules import copy_module
 from fxprune.run.checkpoint import load, save
 from fxprune.torch_private import tree_leaves
@@ -22,7 +23,7 @@ from fxprune.train.reproduce import checksum, preserved
 
 
 class Indexed(Dataset[Any]):
-    """The same samples; a target becomes (target, number of the sample)."""
+    """The same samples with the targets (target, index of the sample)."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -65,21 +66,19 @@ class CachedTeacher:
         self.dataset = Indexed(dataset)
         self.identity = checksum(teacher)
         _check_fixed(dataset)
-        found = _read(path)
-        if found is None or not self._is_of(found, teacher, dataset, pair):
+        cached = _read(path)
+        if cached is None or not self._is_of(cached, teacher, dataset, pair):
             logits = _computed(teacher, dataset, pair, batch_size)
             _write(path, {"teacher": self.identity, "logits": logits})
-            found = load(path, mapped=True)
-        self.logits: torch.Tensor = found["logits"]
+            cached = load(path, mapped=True)
+        self.logits: torch.Tensor = cached["logits"]
 
-    def _is_of(self, found: dict[str, Any], teacher: nn.Module, dataset: Any, pair: Any) -> bool:
-        """Whether the file is this teacher's, and says of a few samples what the teacher says."""
-        logits: torch.Tensor = found["logits"]
-        if found.get("teacher") != self.identity or len(logits) != len(dataset):
+    def _is_of(self, cached: dict[str, Any], teacher: nn.Module, dataset: Any, pair: Any) -> bool:
+        """Whether the file is of this teacher, and agrees with it on a few samples."""
+        if cached.get("teacher") != self.identity or len(cached["logits"]) != len(dataset):
             return False
         some = sorted({len(dataset) * part // 8 for part in range(8)} | {len(dataset) - 1})
-        again = _computed(teacher, Subset(dataset, some), pair, len(some))
-        kept = logits[some]
+        kept, again = cached["logits"][some], _computed(teacher, Subset(dataset, some), pair, len(some))
         alike = kept.shape == again.shape and kept.dtype == again.dtype
         return alike and torch.allclose(kept, again, rtol=1e-3, atol=1e-3)
 
@@ -92,14 +91,14 @@ def _read(path: Path) -> dict[str, Any] | None:
     with told("read", path, RunError):
         if not path.exists():
             return None
-    found = load(path, mapped=True)
-    if not isinstance(found.get("logits"), torch.Tensor) or not found["logits"].ndim:
+    cached = load(path, mapped=True)
+    if not isinstance(cached.get("logits"), torch.Tensor) or not cached["logits"].ndim:
         raise RunError(f"{path} holds something else than a teacher's logits", fix="name another file")
-    return found
+    return cached
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
-    """Other processes may do the same at the same time."""
+    """Write the file; other processes may do so at the same time."""
     with told("written", path, RunError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -109,7 +108,7 @@ def _write(path: Path, state: dict[str, Any]) -> None:
 
 
 def _check_fixed(dataset: Any) -> None:
-    """A few samples, each looked at twice."""
+    """Raise unless a few samples are the same when they are read twice."""
     if isinstance(dataset, DataLoader):
         raise DataError("the dataset is a loader", fix="give the dataset itself: loader.dataset")
     if len(dataset) == 0:
@@ -128,8 +127,7 @@ def _computed(
     teacher: nn.Module, dataset: Any, pair: Callable[[Any], torch.Tensor] | None, batch_size: int
 ) -> torch.Tensor:
     net = copy_module(teacher).eval()
-    place = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
-    rows = []
+    place, rows = device_of(net), []
     with torch.no_grad(), preserved():
         for _, batch in Batches(DataLoader(dataset, batch_size), "the dataset").epoch(0, "teacher"):
             with explained("a sample", "the teacher", fix="a dataset gives single samples, not batches"):

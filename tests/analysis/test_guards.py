@@ -18,8 +18,8 @@ from fxprune.analysis.gates import Layer
 from fxprune.analysis.guards import Guards
 from fxprune.errors import OptionError
 from fxprune.gated.bank import KEPT_AT, REOPENED, GateBank, mean_gate
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods import METHODS, make_method
-from fxprune.wrapped import Wrapped
 from tests.exactness import call, prepared
 from tests.models import ZOO, leaves
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fxprune
 from algorithm2 import algorithm2
 from examples.models import resnet8, wrn
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 from limit import cut_at_joins, limit
 
 X = torch.randn(2, 3, 12, 16, dtype=torch.float64)

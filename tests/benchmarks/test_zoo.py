@@ -31,7 +31,7 @@ def assert_equal(entry: Model) -> None:
     record = zoo_check.check(entry)
     assert record["status"] == "ok", f"{record['status']}: {record['reason']}"
     assert record["difference"] <= zoo_check.TOLERANCE and record["difference_other_batch"] <= zoo_check.TOLERANCE
-    # Nothing is counted twice or left out: what fxprune counts is what the model's convolutions write.
+    # Nothing is counted twice: what fxprune counts is what the model's layers write, but for logits.
     if "volume" in record:
         assert 0 <= record["prunable"] <= 1
         assert record["volume"] <= record["conv_volume"]

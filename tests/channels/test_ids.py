@@ -14,8 +14,8 @@ def residual() -> tuple[IdTable, np.ndarray, np.ndarray, np.ndarray]:
     table = IdTable()
     stem = table.mix(np.full((1, 3), ONE), rows=2, owner="stem")
     conv = table.mix(stem, rows=2, owner="conv")
-    table.blocks[0].gate = np.array([[0, 1]])
-    table.blocks[1].gate = np.array([[2, 3]])
+    table.blocks[0].gate = np.array([[[0, 1]]])
+    table.blocks[1].gate = np.array([[[2, 3]]])
     return table, stem[0], conv[0], table.any(stem[0], conv[0])
 
 
@@ -34,7 +34,7 @@ def test_probability_of_an_or_is_exact_for_independent_operands() -> None:
     table = IdTable()
     one = table.mix(np.full((1, 1), ONE), rows=1, owner="a")
     other = table.mix(np.full((1, 1), ONE), rows=1, owner="b")
-    table.blocks[0].gate, table.blocks[1].gate = np.array([[0]]), np.array([[1]])
+    table.blocks[0].gate, table.blocks[1].gate = np.array([[[0]]]), np.array([[[1]]])
     either, both = table.any(one[0], other[0]), table.all(one[0], other[0])
     alive = table.alive(torch.tensor([0.3, 0.5], dtype=torch.float64))
     torch.testing.assert_close(alive[either], torch.tensor([1 - 0.7 * 0.5], dtype=torch.float64))

@@ -17,7 +17,7 @@ import fxprune
 from fxprune.analysis import Analysis
 from fxprune.cost.target import Target
 from fxprune.errors import OptionError
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 from tests.models import ZOO
 
 METRICS = ("volume", "flops", "params")
@@ -163,11 +163,10 @@ def test_widths_are_multiples(name: str, multiple: int) -> None:
     for fill in (True, False):
         wrapped = harden(name, 1 / 2, "flops", multiple_of=multiple, fill=fill)
         used(wrapped)
-        for layer in wrapped.analysis.layers:
-            if layer.gated:
-                mask = wrapped.gates[layer.name].mask.numpy()
-                width = int(mask[layer.rows].sum())
-                assert width % multiple == 0 or mask.all(), f"{layer.name}: {width} of {layer.channels}"
+        for unit in wrapped.analysis.units:
+            mask = wrapped.gates[unit.name].mask.numpy()
+            width = int(mask[unit.rows].sum())
+            assert width % multiple == 0 or mask.all(), f"{unit.name}: {width} of {unit.channels}"
 
 
 def test_multiples_use_the_budget_too() -> None:

@@ -16,9 +16,8 @@ from fxprune.choose.choose import choose
 from fxprune.choose.widths import trade
 from fxprune.cost.latency import Latency, Meeting, Table
 from fxprune.cost.target import Target
+from fxprune.gated.wrapped import Wrapped, use_latency
 from fxprune.latency.auto import joins_of
-from fxprune.timing import use_latency
-from fxprune.wrapped import Wrapped
 
 
 class Block(nn.Module):
@@ -43,19 +42,17 @@ def on_stairs(step: int, copied: float = 0.0) -> Wrapped:
         tables.append(Table(mixer.ids.reshape(-1), mixer.inputs.reshape(-1), rows, columns, times))
     joins = joins_of(net.analysis.channels)
     meetings = [Meeting(*join.operands, join.out, 0.0, 0.1, copied) for join in joins if len(join.operands) == 2]
-    use_latency(net.analysis, Latency(tuple(tables), (), tuple(meetings), rest=1.0))
+    use_latency(net, Latency(tuple(tables), (), tuple(meetings), rest=1.0))
     return net
 
 
 def widths(net: Wrapped, opened: np.ndarray) -> dict[str, int]:
-    layers = [layer for layer in net.analysis.layers if layer.gated]
-    return {layer.name: int(opened[layer.start :][: layer.variables].sum()) for layer in layers}
+    return {unit.name: int(opened[unit.part].sum()) for unit in net.analysis.units}
 
 
 def first_ones(net: Wrapped, **wide: int) -> np.ndarray:
     """Scores above 0 for so many of a layer's gates."""
-    layers = [layer for layer in net.analysis.layers if layer.gated]
-    return np.concatenate([wide[layer.name] - 0.5 - np.arange(layer.variables) for layer in layers]) / 100
+    return np.concatenate([wide[unit.name] - 0.5 - np.arange(unit.variables) for unit in net.analysis.units]) / 100
 
 
 def chosen(net: Wrapped, share: float, scores: np.ndarray, **options: object) -> np.ndarray:
@@ -98,11 +95,10 @@ def test_without_stairs_and_copies_nothing_is_gained(monkeypatch: pytest.MonkeyP
 def test_joins_agree_where_disagreeing_is_dear() -> None:
     net = on_stairs(1, copied=20.0)
     scores = first_ones(net, first=16, inner=16, outer=16)
-    layer = next(layer for layer in net.analysis.layers if layer.name == "outer")
-    part = slice(layer.start, layer.start + layer.variables)
+    part = next(unit.part for unit in net.analysis.units if unit.name == "outer")
     scores[part] = scores[part][::-1]  # channels that the stem has closed
     found = chosen(net, 0.3, scores)
-    masks = {n.name: found[n.start :][: n.variables] for n in net.analysis.layers if n.gated}
+    masks = {unit.name: found[unit.part] for unit in net.analysis.units}
     wider, narrower = sorted((masks["first"], masks["outer"]), key=np.sum, reverse=True)
     assert not (narrower & ~wider).any()
     assert share_of(net, found) <= 0.3
@@ -112,8 +108,8 @@ def test_within_a_layer_the_best_scores_live() -> None:
     net = on_stairs(8)
     scores = np.random.default_rng(0).normal(size=net.analysis.variables)
     found = chosen(net, 0.25, scores)
-    layer = next(layer for layer in net.analysis.layers if layer.name == "inner")
-    opened, own = found[layer.start :][: layer.variables], scores[layer.start :][: layer.variables]
+    part = next(unit.part for unit in net.analysis.units if unit.name == "inner")
+    opened, own = found[part], scores[part]
     assert own[opened].min() > own[~opened].max()
 
 
@@ -178,5 +174,5 @@ def test_where_no_gradients_are_kept() -> None:
 
 def test_a_network_without_gates_has_nothing_to_exchange() -> None:
     net = fxprune.wrap(nn.Conv2d(3, 4, 1), 1.0, example_inputs=torch.zeros(1, 3, 4, 4))
-    use_latency(net.analysis, Latency(rest=1.0))
+    use_latency(net, Latency(rest=1.0))
     assert chosen(net, 1.0, np.zeros(0)).size == 0

@@ -19,9 +19,9 @@ import torch
 
 import fxprune
 from fxprune.commands.compare import parts_of
-from fxprune.commands.compare_config import read_plan
-from fxprune.commands.config import check_options
-from fxprune.compare.work import one
+from fxprune.commands.config import read_plan
+from fxprune.commands.user_code import check_options
+from fxprune.compare.worker import one
 from tests.command_line import Shell
 from tests.forked import Forked
 
@@ -93,10 +93,10 @@ def digits() -> list[list[torch.Tensor]]:
     """Real handwriting; importing scikit-learn would take each of the runs longer than all the rest."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    x = torch.tensor(found.images[:200], dtype=torch.float32)[:, None] / 8 - 1
+    loaded = load_digits()
+    x = torch.tensor(loaded.images[:200], dtype=torch.float32)[:, None] / 8 - 1
     x = torch.nn.functional.interpolate(x, scale_factor=2).expand(-1, 3, -1, -1).contiguous()
-    y = torch.tensor(found.target[:200])
+    y = torch.tensor(loaded.target[:200])
     return [[x[:160], y[:160]], [x[160:], y[160:]]]
 
 
@@ -138,14 +138,14 @@ def test_a_comparison_in_pieces(shell: Shell) -> None:
     before = rows()
     code, out, err = shell("--json", "--jobs", 2)
     assert code == 0 and "1/3  teacher, seed 1" in err and "seed 0" not in err.replace("teacher, seed 0", "")
-    found = json.loads(out)
-    assert sorted(row["key"] for row in found) == sorted(row["key"] for row in rows())
+    printed = json.loads(out)
+    assert sorted(row["key"] for row in printed) == sorted(row["key"] for row in rows())
     assert rows()[:3] == before
-    assert [row["key"] for row in found] == [
+    assert [row["key"] for row in printed] == [
         "teacher, seed 0", "teacher, seed 1", "bar, 1/2, seed 0", "bar, labels, 1/2, seed 0",
         "bar, 1/2, seed 1", "bar, labels, 1/2, seed 1",
     ]  # fmt: skip
-    by_key = {row["key"]: row for row in found}
+    by_key = {row["key"]: row for row in printed}
     row = by_key["bar, 1/2, seed 1"]
     assert row["used"] <= 1 and row["cost"]["volume"] * 2 <= row["full"]["volume"] == 2 * 672
     assert row["factor"]["volume"] == pytest.approx(row["full"]["volume"] / row["cost"]["volume"], abs=1e-3)
@@ -202,7 +202,7 @@ def test_random_weights_are_taught_by_the_teacher(monkeypatch: pytest.MonkeyPatc
         taught.append((model.state_dict(), teacher))
         raise InterruptedError
 
-    monkeypatch.setattr("fxprune.compare.work.prune", capture)
+    monkeypatch.setattr("fxprune.compare.worker.prune", capture)
     for name in ("bar", "scratch", "scratch", "labels"):
         with pytest.raises(InterruptedError):
             one(plan, plan.jobs([name], seeds=[0])[1], parts)
@@ -264,10 +264,10 @@ batch_size = 5
     after = {row["key"]: row for row in rows()}
     assert after[past["key"]] == past
     for row in before:
-        found = after[row["key"]]
-        assert found["accuracy"] == row["accuracy"] and found["settings"] == row["settings"]
+        timed = after[row["key"]]
+        assert timed["accuracy"] == row["accuracy"] and timed["settings"] == row["settings"]
         if row["entry"] != "teacher":
-            assert all(0 < share < 10 for share in found["latency"].values())
+            assert all(0 < share < 10 for share in timed["latency"].values())
     timed = after["untouched, 1/2, seed 0"]
     assert set(timed["latency"]) == {"1", "5", "32"} and timed["used"] == pytest.approx(timed["latency"]["5"] / 0.5)
     Path("kept/runs/untouched-1_2-0/net.pt").unlink()
@@ -391,8 +391,8 @@ def test_an_option_can_have_a_value_per_budget() -> None:
     entry = f'[entries.lzr]\nmethod = "lzr"\n{options}\nbudgets = ["1/2", "1/4"]'
     Path("config.toml").write_text(CONFIG.replace("[run]", f"{entry}\n[run]"))
     plan, _ = read_plan(Path("config.toml"), None)
-    found = {job.budget: plan.facts(job)["options"] for job in plan.jobs(["lzr"], seeds=[0]) if job.entry == "lzr"}
-    assert found == {"1/2": {"strength": 3.0}, "1/4": {"strength": 5.0}}
+    strengths = {job.budget: plan.facts(job)["options"] for job in plan.jobs(["lzr"], seeds=[0]) if job.entry == "lzr"}
+    assert strengths == {"1/2": {"strength": 3.0}, "1/4": {"strength": 5.0}}
 
 
 @pytest.mark.parametrize("file", sorted((EXAMPLES.parent / "benchmarks").glob("*.toml")), ids=lambda file: file.stem)

@@ -56,10 +56,12 @@ def test_demo_prints_a_table_and_says_where_things_are(
     monkeypatch.setattr(demo, "installed", lambda *names: False)
     assert main(["demo", *QUICK]) == 0
     said = capsys.readouterr().out
-    for text in ("accuracy", "1/8.", "FLOPs", "parameters", "bytes", "32 pictures", "pip install onnx"):
+    told = ("accuracy", "1/8.", "cut", "without labels, without training", "FLOPs", "parameters", "bytes")
+    for text in (*told, "32 pictures", "pip install onnx"):
         assert text in said
-    assert said.rindex("What next") > said.rindex("time for") and said.count("\n  fxprune ") == 3
-    assert fxprune.load("fxprune-demo/slim")(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
+    assert said.rindex("What next") > said.rindex("time for") and said.count("\n  fxprune ") == 4
+    for net in ("slim", "cut"):
+        assert fxprune.load(f"fxprune-demo/{net}")(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
     before = Path("fxprune-demo/log.csv").read_text()
     assert main(["demo", *QUICK]) == 0  # it was finished: nothing is trained again
     assert Path("fxprune-demo/log.csv").read_text() == before
@@ -80,6 +82,9 @@ def test_demo_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert said["bytes"][1] == (out / "slim" / "weights.pt").stat().st_size
     assert {size: len(times) for size, times in said["milliseconds"].items()} == {"1": 2, "32": 2}
     assert said["error"] < 1e-9
+    cut = said["cut"]
+    assert cut["volume"] <= said["volume"][0] / 2 and cut["bytes"] == (out / "cut" / "weights.pt").stat().st_size
+    assert 0 <= cut["accuracy"] <= 1 and set(cut["milliseconds"]) == {"1", "32"} and cut["samples"] == 128
     assert said["files"]["onnx"] == str(out / "slim.onnx")
     assert main(["check", str(out / "slim.onnx"), "--against", str(out)]) == 0
 

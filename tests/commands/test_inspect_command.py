@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import fxprune
-from fxprune.commands.target import load_model
+from fxprune.commands.user_code import load_model
 from tests.command_line import NETS, RESNET8, ROOT, Shell, in_a_process
 
 ODD = ("inspect", f"{NETS}:Odd", "--input", "1x3x8x8")
+TOKENS = ("inspect", f"{NETS}:Tokens", "--input", "1x3x16x16")
 SVG = "{http://www.w3.org/2000/svg}"
 pytestmark = pytest.mark.usefixtures("in_checkout")
 
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("in_checkout")
         ("resnet8_budget.txt", (*RESNET8, "--budget", "1/500")),
         ("resnet8_tree.txt", (*RESNET8, "--tree")),
         ("odd.txt", ODD),
+        ("tokens.txt", TOKENS),
+        ("tokens_tree.txt", (*TOKENS, "--tree")),
         ("odd_ignored.txt", (*ODD, "--ignore", "stem", "--ignore", "tw*", "--leaf", "normed")),
     ],
 )
@@ -89,11 +92,11 @@ def test_an_ascii_terminal_gets_ascii() -> None:
 def test_json_holds_the_inspection(shell: Shell) -> None:
     code, out, err = shell(*ODD, "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
+    printed = json.loads(out)
     seen = fxprune.inspect(load_model(f"{NETS}:Odd", {}), torch.zeros(1, 3, 8, 8))
-    assert found.pop("schema") == "fxprune.inspect/1"
-    assert found.pop("budget") is None
-    assert found == json.loads(json.dumps(seen.as_dict()))
+    assert printed.pop("schema") == "fxprune.inspect/1"
+    assert printed.pop("budget") is None
+    assert printed == json.loads(json.dumps(seen.as_dict()))
 
 
 def test_json_answers_the_budget(shell: Shell) -> None:
@@ -106,14 +109,14 @@ def test_json_answers_the_budget(shell: Shell) -> None:
 def test_every_json_key_is_documented(shell: Shell) -> None:
     _, out, _ = shell(*ODD, "--json", "--budget", "1/2")
     documented = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs/reference/json.md").read_text(encoding="utf-8")))
-    found = json.loads(out)
-    keys = set(found) | set(found["cost"]) | set(found["budget"])
+    printed = json.loads(out)
+    keys = set(printed) | set(printed["cost"]) | set(printed["budget"])
     for entry in (
-        *found["layers"],
-        *found["freezes"],
-        *found["leaves"],
-        *found["specialisations"],
-        *found["nodes"].values(),
+        *printed["layers"],
+        *printed["freezes"],
+        *printed["leaves"],
+        *printed["specialisations"],
+        *printed["nodes"].values(),
     ):
         keys |= set(entry)
     assert keys <= documented, keys - documented

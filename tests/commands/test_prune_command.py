@@ -27,8 +27,8 @@ def net(classes=3):
 def batches(count=3):
     print("reading the data")
     torch.manual_seed(1)
-    made = [(torch.randn(4, 1, 4, 4), torch.randint(0, 3, (4,))) for _ in range(count)]
-    return made, made
+    pairs = [(torch.randn(4, 1, 4, 4), torch.randint(0, 3, (4,))) for _ in range(count)]
+    return pairs, pairs
 
 def loss(output, target):
     return nn.functional.cross_entropy(output, target)
@@ -167,8 +167,8 @@ def test_misuse(shell: Shell, old: str, new: str, said: str) -> None:
 
 
 def test_the_example_is_well_formed() -> None:
-    found = read_config(Path(__file__).parents[2] / "examples" / "handwriting.toml")
-    assert found["prune"]["budget"] == "1/4" and found["teacher"] == {}
+    config = read_config(Path(__file__).parents[2] / "examples" / "handwriting.toml")
+    assert config["prune"]["budget"] == "1/4" and config["teacher"] == {}
 
 
 def test_no_such_file(shell: Shell) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fxprune.compare.figures import draw
 from fxprune.compare.plan import TEACHER, Entry, Job, Plan
-from fxprune.compare.result import Result, paired, quantile
+from fxprune.compare.results import Result, paired, quantile
 from fxprune.compare.tables import markdown, write_all
 
 SEEDS = (0, 1, 2)

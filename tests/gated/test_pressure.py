@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import fxprune
 from fxprune.errors import OptionError
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 from tests.gated.two_stages import Net, X, Y, wrapped_net
 
 Optimizer = Callable[[Wrapped], torch.optim.Optimizer]
@@ -56,8 +56,8 @@ def check(net: Wrapped, seen: list[Any]) -> None:
         largest = max(getattr(full, name) * call.area / full.volume if name != "volume" else call.area
                       for layer in net.analysis.layers for call in layer.calls)  # fmt: skip
         for cost, budget in seen:
-            assert cost[name] <= 1.03 * budget[name] + largest
-        assert net.cost()[name] <= 1.03 * fraction * full[name] + largest
+            assert cost[name] <= 1.1 * budget[name] + largest
+        assert net.cost()[name] <= 1.1 * fraction * full[name] + largest
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))

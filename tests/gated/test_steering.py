@@ -13,18 +13,19 @@ import torch.nn.functional as F
 
 from fxprune.errors import OptionError
 from fxprune.gated.barrier import SCHEDULES, sliding
+from fxprune.gated.names import PRESSURE
 from fxprune.gated.pressure import NUMBERS, RANGES, Steering, gate_rate
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods import Method, make_method
-from fxprune.wrapped import PRESSURE, Wrapped
+from fxprune.methods.bar import REMOVED
 from tests.gated.two_stages import X, Y, wrapped_net
 from tests.train.small_run import small_run
 
 PARTS: list[dict[str, Any]] = [
-    {"scaled": False}, {"gain": 0}, {"ahead": 0}, {"interval": "fixed"}, {"own_steps": False}, {"closes": False},
-    {"opens": False}, {"start": "random"}, {"ceiling": 1e10}, {"margin": 0.02}, {"speed": 20}, {"price": 0.05},
-    {"slack": 1.0, "most": 1.0}, {"least": 0.5}, {"hardness": 5},
-    {"own_steps": False, "scaled": False, "gain": 0, "ahead": 0, "interval": "fixed", "closes": False, "opens": False,
-     "start": "random", "rate": 0.05, "price": 0.01},
+    {"scaled": False}, {"gain": 0}, {"ahead": 0}, {"interval": "fixed"}, {"own_steps": False},
+    {"start": "random"}, {"ceiling": 1e10}, {"margin": 0.02}, {"speed": 20}, {"price": 0.05}, {"hardness": 5},
+    {"own_steps": False, "scaled": False, "gain": 0, "ahead": 0, "interval": "fixed", "start": "random", "rate": 0.05,
+     "price": 0.01},
 ]  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_each_piece_makes_a_difference_and_ends_on_budget(usual: torch.Tensor, o
 
 
 def test_gates_of_the_optimizer_are_its_own() -> None:
-    net, method = trained(own_steps=False, closes=False, opens=False, rate=0.05)
+    net, method = trained(own_steps=False, rate=0.05)
     _, gates = method.parameter_groups(60)
     assert (gates["lr"], gates["weight_decay"]) == (0.05, 0.0) and gates["params"] == [net.bank.log_alpha]
     assert len(make_method("bar", wrapped_net(), {}).parameter_groups(60)) == 1
@@ -119,6 +120,22 @@ def test_a_state_with_unnamed_numbers_loads() -> None:
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in made.state_dict().items())
 
 
+def test_a_net_that_was_pickled_with_options_that_are_gone_loads() -> None:
+    net, _ = trained(steps=10)
+    for name in REMOVED:
+        object.__setattr__(net.pressure.steering, name, 1.0)
+    made = pickle.loads(pickle.dumps(net))
+    assert made.pressure.steering == Steering()
+    assert torch.equal(made.bank.log_alpha, net.bank.log_alpha)
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_options_that_are_gone(name: str) -> None:
+    assert not hasattr(Steering(), name)
+    with pytest.raises(OptionError, match=f"method 'bar' has no {name} any more: .*\n.*fix: leave it out of"):
+        make_method("bar", wrapped_net(), {name: 1.0, "gain": 60})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -129,7 +146,7 @@ def test_a_state_with_unnamed_numbers_loads() -> None:
         ({"ahead": float("nan")}, "ahead=nan"),
         ({"interval": "wide"}, "interval='wide' is unknown"),
         ({"start": None}, "start=None is unknown"),
-        ({"closes": "no"}, "closes='no' is neither True nor False"),
+        ({"scaled": "no"}, "scaled='no' is neither True nor False"),
     ],
 )
 def test_mistakes(options: dict[str, Any], said: str) -> None:

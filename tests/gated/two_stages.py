@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fxprune
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 
 
 class Net(nn.Module):

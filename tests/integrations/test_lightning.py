@@ -19,8 +19,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 import fxprune
 from fxprune.errors import OptionError
+from fxprune.gated.wrapped import Wrapped
 from fxprune.integrations.lightning import MASKS, FxPruneCallback
-from fxprune.wrapped import Wrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of much: few workers, small data, no logger
 EXAMPLE = torch.zeros(2, 1, 8, 8)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fxprune.latency.stopwatch import CACHE
+from fxprune.latency.cache import CACHE
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from torch import nn
 
 import fxprune
 from examples.models import resnet8
+from fxprune.gated.wrapped import Wrapped
 from fxprune.latency import auto
-from fxprune.wrapped import Wrapped
 
 X = torch.zeros(2, 3, 16, 16)
 

@@ -19,12 +19,10 @@ import fxprune
 from examples.models import resnet8
 from fxprune.cost.latency import Latency, Line, Meeting, Table, not_negative
 from fxprune.errors import OptionError
+from fxprune.gated.wrapped import Wrapped, use_latency
 from fxprune.latency import measure as layers
 from fxprune.latency import process
-from fxprune.latency.cache import as_json, from_json
-from fxprune.latency.stopwatch import CACHE
-from fxprune.timing import use_latency
-from fxprune.wrapped import Wrapped
+from fxprune.latency.cache import CACHE, as_json, from_json
 
 X = torch.zeros(2, 3, 16, 16)
 
@@ -97,15 +95,15 @@ def test_the_budget_is_used_however_wrong_the_model_is(
     """A machine on which nets take another time than the model believes."""
     lines = tuple(Line(mixer.ids.reshape(-1), 20.0, 10.0) for mixer in wrapped.analysis.channels.mixers)
     model = Latency(lines=lines, rest=50.0)
-    use_latency(wrapped.analysis, model)
+    use_latency(wrapped, model)
 
     def seen(nets: list[np.ndarray], *_: object) -> list[list[float]]:
         own, full = model.exact(np.stack(nets, 1))
         return [[1e-9 * full * (own / full) ** bend], [1e-9 * full]]
 
-    monkeypatch.setattr("fxprune.timing.compiled", lambda _, present: present)
-    monkeypatch.setattr("fxprune.timing.example_inputs", lambda *_: None)
-    monkeypatch.setattr("fxprune.timing.own_process", lambda: nullcontext(seen))
+    monkeypatch.setattr("fxprune.latency.budget.compiled", lambda _, present: present)
+    monkeypatch.setattr("fxprune.latency.budget.example_inputs", lambda *_: None)
+    monkeypatch.setattr("fxprune.latency.budget.own_process", lambda: nullcontext(seen))
     wrapped.harden()
     everyone = np.ones(wrapped.analysis.variables, dtype=bool)
     used = wrapped.cost().latency / wrapped.full_cost().latency
@@ -118,7 +116,7 @@ def test_the_budget_is_used_however_wrong_the_model_is(
 def test_a_machine_on_which_time_jumps(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
     """From some width on everything takes twice as long: the budget is kept, by the largest net below the jump."""
     model = Latency(lines=tuple(Line(mixer.ids.reshape(-1), 0.0, 10.0) for mixer in wrapped.analysis.channels.mixers))
-    use_latency(wrapped.analysis, model)
+    use_latency(wrapped, model)
     tried: list[float] = []
 
     def seen(nets: list[np.ndarray], *_: object) -> list[list[float]]:
@@ -126,9 +124,9 @@ def test_a_machine_on_which_time_jumps(wrapped: Wrapped, monkeypatch: pytest.Mon
         tried.append(own / full)
         return [[1e-9 * own * (2 if own > 0.4 * full else 1)], [1e-9 * full]]
 
-    monkeypatch.setattr("fxprune.timing.compiled", lambda _, present: present)
-    monkeypatch.setattr("fxprune.timing.example_inputs", lambda *_: None)
-    monkeypatch.setattr("fxprune.timing.own_process", lambda: nullcontext(seen))
+    monkeypatch.setattr("fxprune.latency.budget.compiled", lambda _, present: present)
+    monkeypatch.setattr("fxprune.latency.budget.example_inputs", lambda *_: None)
+    monkeypatch.setattr("fxprune.latency.budget.own_process", lambda: nullcontext(seen))
     wrapped.harden()
     used = wrapped.cost().latency / wrapped.full_cost().latency
     assert 0.3 < used <= 0.4 and used == pytest.approx(max(share for share in tried if share <= 0.4), rel=1e-3)
@@ -137,7 +135,7 @@ def test_a_machine_on_which_time_jumps(wrapped: Wrapped, monkeypatch: pytest.Mon
 def test_a_net_that_was_lucky_once(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which slim nets are faster than in others does not decide alone."""
     model = Latency(lines=tuple(Line(mixer.ids.reshape(-1), 0.0, 10.0) for mixer in wrapped.analysis.channels.mixers))
-    use_latency(wrapped.analysis, model)
+    use_latency(wrapped, model)
 
     def in_process(factor: float) -> Callable[..., list[list[float]]]:
         def seen(nets: list[np.ndarray], *_: object) -> list[list[float]]:
@@ -147,9 +145,9 @@ def test_a_net_that_was_lucky_once(wrapped: Wrapped, monkeypatch: pytest.MonkeyP
         return seen
 
     processes = iter([nullcontext(in_process(0.92)), nullcontext(in_process(1.0))])
-    monkeypatch.setattr("fxprune.timing.compiled", lambda _, present: present)
-    monkeypatch.setattr("fxprune.timing.example_inputs", lambda *_: None)
-    monkeypatch.setattr("fxprune.timing.own_process", lambda: next(processes))
+    monkeypatch.setattr("fxprune.latency.budget.compiled", lambda _, present: present)
+    monkeypatch.setattr("fxprune.latency.budget.example_inputs", lambda *_: None)
+    monkeypatch.setattr("fxprune.latency.budget.own_process", lambda: next(processes))
     wrapped.harden()
     present = wrapped.analysis.costs.logic.present(wrapped.masks()[:, None])
     own, full = model.exact(np.concatenate([present, np.ones_like(present)], 1))
@@ -157,7 +155,7 @@ def test_a_net_that_was_lucky_once(wrapped: Wrapped, monkeypatch: pytest.MonkeyP
 
 
 def test_a_budget_of_latency_is_met_by_its_own_measure(wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxprune.timing.own_process", process.own_process)
+    monkeypatch.setattr("fxprune.latency.budget.own_process", process.own_process)
     full = wrapped.full_cost().latency
     assert isinstance(full, int) and full > 0
     wrapped.harden()  # measures the unpruned net again, which another process may have slowed down
@@ -177,7 +175,7 @@ def test_training_feels_the_time(wrapped: Wrapped) -> None:
 def test_a_network_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = fxprune.wrap(small(), 1 / 2, metric="latency", example_inputs=X)
     (file,) = cache.iterdir()
-    monkeypatch.setattr("fxprune.timing.measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("fxprune.latency.budget.measure", lambda *_: pytest.fail("measured again"))
     again = fxprune.wrap(small(), 1 / 4, metric="latency", example_inputs=X)
     assert again.full_cost() == first.full_cost()
     monkeypatch.undo()
@@ -194,7 +192,7 @@ def test_copies_and_pickles_count_alike(wrapped: Wrapped) -> None:
 
 def test_a_copy_learns_for_itself_what_it_takes(wrapped: Wrapped) -> None:
     before = wrapped.full_cost()
-    use_latency(copy.deepcopy(wrapped).analysis, some_latency())
+    use_latency(copy.deepcopy(wrapped), some_latency())
     assert wrapped.full_cost() == before
 
 

@@ -13,8 +13,8 @@ from torch import nn
 import fxprune
 from fxprune.errors import OptionError
 from fxprune.gated.bank import CLOSED_AT
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods import Method, make_method
-from fxprune.wrapped import Wrapped
 from tests.train.interrupted import Crash, assert_same, crash, crashing, weights
 from tests.train.small_run import small_run
 

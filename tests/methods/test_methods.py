@@ -13,9 +13,9 @@ from torch import nn
 
 import fxprune
 from fxprune.errors import OptionError
+from fxprune.gated.wrapped import Wrapped
 from fxprune.methods import METHODS, Method, make_method, register
 from fxprune.methods.streams import find_streams
-from fxprune.wrapped import Wrapped
 from tests.methods.odd_nets import Odd, randomise
 from tests.train.interrupted import Crash, assert_same, crash, crashing, weights
 from tests.train.small_run import resnet8, small_run
@@ -90,7 +90,7 @@ def test_resumed_run_is_the_same(name: str, tmp_path: Path) -> None:
 def test_streams_are_scaled_together() -> None:
     net = fxprune.wrap(resnet8(width=8), 1 / 4, example_inputs=EXAMPLE)
     streams = find_streams(net)
-    assert [[writer.layer.name for writer in stream.writers] for stream in streams] == [
+    assert [[writer.unit.name for writer in stream.writers] for stream in streams] == [
         ["conv", "stage1.conv2"], ["stage1.conv1"], ["stage2.conv1"], ["stage2.conv2", "stage2.shortcut.0"],
         ["stage3.conv1"], ["stage3.conv2", "stage3.shortcut.0"],
     ]  # fmt: skip

@@ -87,7 +87,7 @@ def test_vq_is_exact_where_filters_are_twins() -> None:
     expected = model(x)
     slim = pruned("vq", model, 1 / 2)
     report: Any = slim.report
-    assert report.widths == {"stem": 4, "inner": 3, "outer": 4}
+    assert report.widths == {"stem": 4, "inner": 3, "outer": 4, "fc": 5}
     assert (slim(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
     other = pruned("wm", model, 1 / 2)
     assert (other(x) - expected).abs().max() > 1e-3 * expected.abs().max()
@@ -103,7 +103,7 @@ def test_columns_stay_where_positions_are_told_apart(kind: str) -> None:
     model = randomise(Odd(kind)).double().eval()
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     net = fxprune.wrap(model, 1 / 2, example_inputs=x)
-    stream = next(stream for stream in find_streams(net) if stream.writers[0].layer.name == "a")
+    stream = next(stream for stream in find_streams(net) if stream.writers[0].unit.name == "a")
     assert stream.readers is None and len(stream) == 8
     expected = model(x)
     for name in ("vq", "id"):

@@ -41,7 +41,7 @@ class EinsumAttention(nn.Module):
         return self.out(torch.einsum("bnij,bndj->bndi", [scores, v]).reshape_as(x))
 
 
-@net()
+@net(gates={"body.qkv": "queries 4, heads 2, values 4"})
 def einsum_attention() -> nn.Module:
     return Wrap(EinsumAttention())
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.gates import SCALES
+from tests.gates import OUTPUT, SCALES
 from tests.models.case import cbr, net
 
 
@@ -25,17 +25,7 @@ class _Block(nn.Module):
         return x + y.permute(0, 3, 1, 2)
 
 
-@net(
-    gates={
-        "stem": 1,
-        "blocks.0.wide": 24,
-        "blocks.0.back": 6,
-        "blocks.1.wide": 24,
-        "blocks.1.back": 6,
-        "blocks.3.wide": 32,
-        "blocks.3.back": 8,
-    }
-)
+@net(gates={"stem": 1})
 class convnext_stages(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +54,7 @@ class _Response(nn.Module):
         return self.weight * (x * size / (size.mean(dim=-1, keepdim=True) + 1e-6)) + self.bias + x
 
 
-@net(gates={"a": 12, "b": 8})
+@net(gates={"head": 4})  # which is added to a norm of what is pruned
 class normalises_responses(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +67,7 @@ class normalises_responses(nn.Module):
         return self.head(y.mean((1, 2))) + torch.linalg.norm(y, dim=-1).mean((1, 2))[:, None]
 
 
-@net((2, 5, 6), others=((1, 7, 6), (3, 2, 6)), gates={"embed": 8, "a": 16, "b": 8, "gate": SCALES})
+@net((2, 5, 6), others=((1, 7, 6), (3, 2, 6)), gates={"gate": SCALES})
 class tokens_without_convolution(nn.Module):
     """A stream of tokens, and nothing but linear layers."""
 
@@ -94,7 +84,7 @@ class tokens_without_convolution(nn.Module):
         return self.head(x.mean(1))
 
 
-@net(others=((1, 3, 8, 10), (3, 3, 8, 10)), gates={"along.0": 9, "along.2": 20, "across.0": 12, "across.2": 6})
+@net(others=((1, 3, 8, 10), (3, 3, 8, 10)))
 class mixes_tokens(nn.Module):
     """An MLP-Mixer: its linear layers go along the positions as well as along the channels."""
 
@@ -113,7 +103,7 @@ class mixes_tokens(nn.Module):
         return self.head(x.mean(1))
 
 
-@net((2, 3, 8, 8), others=((1, 3, 8, 8), (3, 3, 8, 8)), gates={"qkv": 24, "proj": 8, "merge": 6})
+@net((2, 3, 8, 8), others=((1, 3, 8, 8), (3, 3, 8, 8)), gates={"qkv": "queries 4, heads 2, values 4"})
 class windows(nn.Module):
     """Attention in windows that are folded into the batch, and patches that are merged."""
 
@@ -137,7 +127,7 @@ class windows(nn.Module):
         return self.head(self.merge(x).mean((1, 2)))
 
 
-@net((2, 4, 6), others=((1, 4, 6), (3, 4, 6)), gates={"a": 8, "b": 7, "c": 6})
+@net((2, 4, 6), others=((1, 4, 6), (3, 4, 6)))
 class linear_with_batch_norms(nn.Module):
     """Over channels, with the tokens folded into the batch (LeViT); over tokens; and over pairs that are folded."""
 
@@ -155,7 +145,7 @@ class linear_with_batch_norms(nn.Module):
         return self.head(y.mean(1))
 
 
-@net(gates={"shared": 6})
+@net()
 class linear_called_on_map_and_point(nn.Module):
     """One layer, called twice on maps and once on their mean."""
 
@@ -169,7 +159,7 @@ class linear_called_on_map_and_point(nn.Module):
         return self.head((x + y).mean((1, 2)) + self.shared(x.amax((1, 2))))
 
 
-@net(gates={"linear": 8, "layer": 8})
+@net(gates={"linear": 8})
 class linear_as_a_function(nn.Module):
     """``F.linear`` on a map, with a weight of its own and with that of a layer."""
 
@@ -185,9 +175,9 @@ class linear_as_a_function(nn.Module):
         return self.head(y.movedim(-1, 1))
 
 
-@net()
+@net(gates={"b": OUTPUT})
 class linear_on_a_point(nn.Module):
-    """Where the map has one position for the example, a linear layer is an ordinary one."""
+    """A map that has one position for the example."""
 
     def __init__(self) -> None:
         super().__init__()

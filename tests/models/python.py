@@ -176,7 +176,7 @@ def untraceable() -> nn.Module:
     return nn.Sequential(cbr(3, 6), cbr(6, 6), DataDependent(6), cbr(6, 6), nn.Conv2d(6, 4, 1))
 
 
-@net(gates={"fc": 8})
+@net()
 class channels_last_detour(nn.Module):
     """Permute, linear with a norm, permute back; movedim and a matmul with a parameter."""
 
@@ -192,7 +192,7 @@ class channels_last_detour(nn.Module):
         return self.head(y.movedim(-1, 1))
 
 
-@net(frozen=("torch.conv2d",), gates={"b.0": "frozen by torch.conv2d"})
+@net(frozen=("torch.conv2d",), gates={"b.0": "frozen by torch.conv2d", "kernel": "frozen by torch.conv2d"})
 class dynamic_filter(nn.Module):
     """The kernel is computed from the input (CondConv with one expert mixture per batch would need groups=b)."""
 
@@ -223,7 +223,7 @@ class unfolded(nn.Module):
         return self.head((self.kernel @ patches).view(x.shape[0], 5, x.shape[2], x.shape[3]))
 
 
-@net(gates={"mlp.0": 12, "mlp.2": 8})
+@net()
 class tokens(nn.Module):
     """A hybrid: convolutional stem, tokens, an MLP mixer over channels, a class token."""
 

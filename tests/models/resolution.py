@@ -94,3 +94,19 @@ class blur_pool(nn.Module):
         x = torch.sigmoid(self.b(x))
         x = F.conv2d(x, self.blur.expand(8, -1, -1, -1), padding=1, groups=8)
         return self.head(x)
+
+
+@net((1, 3, 8, 10), others=((3, 3, 8, 10), (2, 3, 12, 14)))
+class resized_table(nn.Module):
+    """A table of positions, resized to the map that it is added to (PVT): one sample does not tell it from a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.head = cbr(3, 6), cbr(6, 8), cbr(8, 6), nn.Conv2d(6, 4, 1)
+        self.table, self.other = nn.Parameter(torch.randn(1, 6, 4, 4)), nn.Parameter(torch.randn(1, 8, 4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        x = self.b(F.interpolate(self.table, size=x.shape[2:], mode="bilinear") + x)
+        x = self.c(x + F.interpolate(self.other, size=x.shape[2:], mode="bilinear"))
+        return self.head(x)

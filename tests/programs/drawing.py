@@ -11,9 +11,11 @@ import torch
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from tests.heads import Form
 from tests.programs.layers import (
     Act,
     Affine,
+    Attend,
     ChannelsLast,
     Conv,
     ConvBn,
@@ -34,6 +36,7 @@ from tests.programs.wiring import (
     FlattenHead,
     GlobalPool,
     Join,
+    Mlp,
     Mul,
     PadChannels,
     PixelShuffle,
@@ -314,14 +317,46 @@ def draw_squeeze(d: Drawing) -> Part:
     return SqueezeExcite(d.value(), d.one(3, 4), d.flag(), d.one("sigmoid", "hardsigmoid"))
 
 
+# How it is written; which options go with what is tried: what does not fit is not drawn.
+_PROJECTS = ("unbind", "chunk", "slices", "head by head", "heads inside", "split")
+_PRODUCTS = ("product", "product", "sdpa", "values first", "einsum", "linear", "between channels")
+_HEADS = ("", "", "", "scale", "shift", "norms", "cosine", "activation")
+_BEHIND = ("", "", "gated", "scale of heads", "activation")
+
+
+def draw_attend(d: Drawing) -> Part:
+    x = d.value(lambda v: v.shape[2:].numel() <= MOST_TOKENS)
+    token = d.one(False, False, True)
+    heads, shared = d.one((2, 1), (3, 1), (1, 1), (4, 2), (2, 2))
+    product, with_heads, behind = d.one(*_PRODUCTS), d.one(*_HEADS), d.one(*_BEHIND)
+    with_scores = "scale of scores" if product in ("product", "values first", "einsum") and d.flag() else ""
+    if shared > 1:
+        project, product = d.one("apart", "keys and values"), d.one("product", "sdpa", "grouped")
+    else:
+        project = d.one(*_PROJECTS, "apart", "apart", "keys and values")
+    form = Form(project, product, d.one("reshape", "flatten", "view"), with_heads, with_scores, "", behind)
+    other = x
+    if project in ("apart", "keys and values") and not token and d.flag():
+        c = width(d.values[x])
+        other = d.value(lambda v: width(v) == c and v.shape[2:].numel() <= MOST_TOKENS)
+    return Attend(x, other, form, heads, d.one(2, 3, 4), shared, token)
+
+
+def draw_mlp(d: Drawing) -> Part:
+    x = d.value(lambda v: v[0].numel() <= 400)
+    hidden = tuple(d.width() for _ in range(d.one(1, 2, 2)))
+    residual = d.flag() and len(hidden) > 1
+    return Mlp(x, hidden, d.flag(), d.flag(), residual)
+
+
 KINDS = (
     draw_conv, draw_conv, draw_conv, draw_conv_bn, draw_conv_bn, draw_grouped, draw_depthwise, draw_transposed,
     draw_reuse, draw_norm, draw_group_norm, draw_layer_norm, draw_channels_last, draw_act, draw_act, draw_in_place,
     draw_affine, draw_per_channel, draw_join, draw_join, draw_mul, draw_where, draw_cat, draw_cat, draw_stack,
     draw_split, draw_shuffle, draw_pixel_shuffle, draw_pixel_unshuffle, draw_pad, draw_statistic, draw_pool,
-    draw_global_pool, draw_upsample, draw_resize, draw_squeeze,
+    draw_global_pool, draw_upsample, draw_resize, draw_squeeze, draw_attend, draw_attend, draw_attend, draw_mlp,
 )  # fmt: skip
-MOST_PARTS, WIDEST, LARGEST_MAP = 12, 24, 600
+MOST_PARTS, WIDEST, LARGEST_MAP, MOST_TOKENS = 12, 24, 600, 120
 
 
 def small(made: Values) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.heads import Attention, Form
 from tests.programs.part import FUNCTIONS, MODULES, Parameters, Part, Values, part, width
 
 
@@ -204,3 +206,33 @@ class PerChannel(Part):
 
     def run(self, module: Any, values: Values) -> Any:
         return values[self.x] + module.value if self.op == "add" else module.value * values[self.x]
+
+
+@part
+class Attend(Part):
+    """Attention over the pixels, or with queries of one map on keys and values of another."""
+
+    x: int
+    a: int
+    form: Form = Form()
+    heads: int = 2
+    width: int = 2
+    shared: int = 1
+    token: bool = False  # a class token among them
+
+    def build(self, values: Values) -> nn.Module:
+        i = width(values[self.x])
+        net = nn.ModuleDict({"attend": Attention(i, self.form, self.heads, self.width, shared=self.shared)})
+        if self.token:
+            net["token"] = Parameters(1, 1, i)
+        return net
+
+    def run(self, module: Any, values: Values) -> Any:
+        maps = [values[self.x], values[self.a]]
+        x, other = (value.flatten(2).transpose(1, 2) for value in maps)
+        if self.token:
+            x = torch.cat((module["token"].value.expand(x.shape[0], -1, -1), x), 1)
+        y = module["attend"](x) if self.a == self.x else module["attend"](x, other)
+        y = y[:, 1:] * torch.sigmoid(y[:, :1]) if self.token else y
+        n, _, h, w = maps[0].shape
+        return y.transpose(1, 2).reshape(n, -1, h, w)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -236,6 +237,36 @@ class PoolHead(Part):
 
     def run(self, module: Any, values: Values) -> Any:
         return module(F.adaptive_avg_pool2d(values[self.x], 1).flatten(1))
+
+
+@part
+class Mlp(Part):
+    """Linear layers behind a flatten, or on what is pooled; with batch norms between them, or residual."""
+
+    x: int
+    hidden: tuple[int, ...] = (6,)
+    flat: bool = False
+    norm: bool = False
+    residual: bool = False
+
+    def build(self, values: Values) -> nn.Module:
+        x = values[self.x]
+        widths = [x[0].numel() if self.flat else width(x), *self.hidden]
+        layers = [nn.Linear(i, o) for i, o in itertools.pairwise(widths)]
+        norms = [nn.BatchNorm1d(o) for o in widths[1:]] if self.norm else []
+        back = [nn.Linear(widths[-1], widths[1])] if self.residual else []
+        return nn.ModuleDict({name: nn.ModuleList(made) for name, made in
+                              (("layers", layers), ("norms", norms), ("back", back))})  # fmt: skip
+
+    def run(self, module: Any, values: Values) -> Any:
+        x = values[self.x]
+        x = x.flatten(1) if self.flat else x.mean((2, 3))
+        first = None
+        for number, layer in enumerate(module["layers"]):
+            x = layer(x)
+            x = F.relu(module["norms"][number](x) if self.norm else x)
+            first = x if first is None else first
+        return (first + module["back"][0](x) if self.residual else x)[:, :, None, None]
 
 
 @part

@@ -66,8 +66,8 @@ def chatty() -> nn.Module:
     return small(8)
 
 
-def without_convolution() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+def without_layers() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.ReLU())
 
 
 def with_nan() -> nn.Module:
@@ -100,3 +100,24 @@ def quits() -> nn.Module:
 
 model = small(8)
 number = 3
+
+
+class Tokens(nn.Module):
+    """A small transformer: a class token, and attention by one projection and by three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.zeros(1, 1, 16))
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(3))
+        self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.attend, self.head = nn.MultiheadAttention(16, 4, batch_first=True), nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), 1)
+        q, k, v = self.qkv(self.norms[0](x)).reshape(x.shape[0], -1, 3, 4, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + self.proj(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        y = self.norms[1](x)
+        x = x + self.attend(y, y, y, need_weights=False)[0]
+        out: torch.Tensor = self.head(self.norms[2](x)[:, 0])
+        return out

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fxprune.analysis.inspection import FreezeInfo, Inspection, LayerInfo
-from fxprune.channels.facts import Leaf, Specialisation
 from fxprune.report.facts import ReportData, Survivor
+from fxprune.trace.tracer import Leaf, Specialisation
 
 CHANNELS = 16
 
@@ -40,7 +40,6 @@ def residual(stages: int = 2, blocks: int = 2, model: str = "Residual", stem: st
     nodes["output"] = {"kind": "output", "label": "output", "module": "", "source": None}
     edges.append((last, "output"))
     cost = {"volume": 64 * CHANNELS * len(layers), "flops": 16000 * len(layers), "params": 1440 * len(layers)}
-    cost.update(network_flops=cost["flops"], network_params=cost["params"])
     return Inspection(
         model=model,
         inputs=("1x3x32x32",),
@@ -84,7 +83,7 @@ def page(seen: Inspection | None = None, **more: Any) -> ReportData:
     kinds = ("plain", "slice", "scatter", "concat")
     joins = {name: kinds[n % 4] for n, name in enumerate(adds[:-1])} | {adds[-1]: "through"}
     facts: dict[str, Any] = {
-        "model": seen.model, "version": "0", "inspection": seen, "run": "first", "stage": "finished",
+        "model": seen.model, "inspection": seen, "run": "first", "stage": "finished",
         "budget": {"volume": 0.5}, "before": seen.cost,
         "after": {m: sum(getattr(each, m) for each in left.values()) for m in ("volume", "flops", "params")},
         "accuracy": {"before": 0.91, "hardened": 0.8, "exported": 0.8, "after": 0.9},

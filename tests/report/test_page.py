@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from fxprune.analysis.inspection import plain
 from fxprune.report.charts import groups
+from fxprune.report.drawing import Graph, opened_first
 from fxprune.report.facts import Facts, ReportData, of_inspection, tree_of
-from fxprune.report.graph import Graph, opened_first
-from fxprune.report.layout import Block, block_tree
 from fxprune.report.page import draw, render
+from fxprune.report.placement import Block, block_tree
 from fxprune.report.text import fraction
 from tests.report.page_cases import CHANNELS, layer, page, residual
 
@@ -128,12 +129,12 @@ def test_big_nets_start_with_blocks_closed() -> None:
 
 
 def test_a_page_of_an_inspection_has_no_run() -> None:
-    found = Page(render(of_inspection(residual(), "0", budget=1 / 100)))
-    assert {"network", "channels", "costs", "constraints"} <= found.ids()
-    assert not {"training", "certificate", "settings"} & found.ids()
-    text = " ".join(found.texts)
-    assert "1/100 is out of reach" in text and "live" not in " ".join(found.texts[:40])
-    assert "can be reached" in render(of_inspection(residual(), "0", budget=0.5))
+    shown = Page(render(of_inspection(residual(), budget=1 / 100)))
+    assert {"network", "channels", "costs", "constraints"} <= shown.ids()
+    assert not {"training", "certificate", "settings"} & shown.ids()
+    text = " ".join(shown.texts)
+    assert "1/100 is out of reach" in text and "live" not in " ".join(shown.texts[:40])
+    assert "can be reached" in render(of_inspection(residual(), budget=0.5))
 
 
 @pytest.mark.parametrize(
@@ -159,20 +160,20 @@ def test_it_does_with_what_there_is(lacking: dict[str, object]) -> None:
 
 def test_names_are_text() -> None:
     seen = residual(model=EVIL, stem=EVIL)
-    made = page(
+    data = page(
         seen,
         run=EVIL,
         missing=(EVIL,),
         settings={EVIL: EVIL},
         log=tuple({**row, "phase": EVIL} for row in page().log),
     )
-    made = replace(made, layers={info.name: next(iter(page().layers.values())) for info in seen.layers})  # type: ignore[union-attr]
-    text = render(made)
+    data = replace(data, layers={info.name: next(iter(page().layers.values())) for info in seen.layers})  # type: ignore[union-attr]
+    text = render(data)
     assert "<script>alert" not in text
-    found = Page(text)
-    assert sum(tag == "script" for tag, _ in found.elements) == 2
-    assert any(EVIL in label for label in (own.get("aria-label", "") for _, own in found.elements))
-    assert not any(name.startswith("on") for _, own in found.elements for name in own)
+    shown = Page(text)
+    assert sum(tag == "script" for tag, _ in shown.elements) == 2
+    assert any(EVIL in label for label in (own.get("aria-label", "") for _, own in shown.elements))
+    assert not any(name.startswith("on") for _, own in shown.elements for name in own)
 
 
 WORDS = {  # that something is looked up by
@@ -197,7 +198,7 @@ def _with_evil(value: Any) -> Any:
 @pytest.mark.parametrize("run", [True, False], ids=["run", "inspection"])
 def test_no_text_of_the_data_is_markup(run: bool) -> None:
     seen = replace(residual(), pooling_blocks=("add_1_0",))
-    data = page(seen, missing=("something",)) if run else of_inspection(seen, "0", 0.5)
+    data = page(seen, missing=("something",)) if run else of_inspection(seen, 0.5)
     evil = _with_evil(data)
     text, plain = render(evil), render(data)
     assert text.count("alert(1)") > 100 and "<script>alert" not in text and "\"'&" not in text
@@ -218,14 +219,14 @@ def test_a_template_in_a_name_is_text() -> None:
 
 
 def test_what_no_file_can_hold_is_replaced() -> None:
-    made = render(page(residual(model="half \ud800 a \x00 character", stem="\ud800"))).encode()
-    assert b"half" in made and b"\x00" not in made
+    written = render(page(residual(model="half \ud800 a \x00 character", stem="\ud800"))).encode()
+    assert b"half" in written and b"\x00" not in written
     drawn = ET.fromstring(draw(residual(model="half \ud800 a \x00 character", stem="\x1b")))
     assert "half \ufffd a \ufffd character" in drawn[0].text  # type: ignore[operator]
 
 
 def test_the_data_is_json() -> None:
-    assert json.loads(json.dumps(page().as_dict(), allow_nan=False))["model"] == page().model
+    assert json.loads(json.dumps(plain(asdict(page())), allow_nan=False))["model"] == page().model
 
 
 def test_the_plan_names_everything_once() -> None:
@@ -286,7 +287,7 @@ def test_a_layer_without_channels_to_spare_is_drawn() -> None:
     seen = replace(
         residual(1, 1), layers=(layer("stem"), layer("layer1.0.conv1", 1, ungated="follows"), layer("layer1.0.conv2"))
     )
-    assert "layer1.0.conv1" in render(of_inspection(seen, "0"))
+    assert "layer1.0.conv1" in render(of_inspection(seen))
 
 
 def test_fractions() -> None:
@@ -294,4 +295,4 @@ def test_fractions() -> None:
 
 
 def test_empty_data_is_a_page() -> None:
-    assert any(tag == "h1" for tag, _ in Page(render(ReportData("Net", "0"))).elements)
+    assert any(tag == "h1" for tag, _ in Page(render(ReportData("Net"))).elements)

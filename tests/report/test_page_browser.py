@@ -74,13 +74,13 @@ def _head(browser: Any, key: str) -> Any:
 
 
 def _places(browser: Any) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = browser.execute_script(
-        "const found = {}; for (const e of document.querySelectorAll('#graph [data-key]')) {"
+    places: dict[str, list[float]] = browser.execute_script(
+        "const places = {}; for (const e of document.querySelectorAll('#graph [data-key]')) {"
         "const b = (e.querySelector(':scope > .box, :scope > .head > .box')).getBoundingClientRect();"
         "const o = document.getElementById('graph').getBoundingClientRect();"
-        "if (b.width) found[e.dataset.key] = [b.left - o.left, b.top - o.top, b.width, b.height]; } return found;"
+        "if (b.width) places[e.dataset.key] = [b.left - o.left, b.top - o.top, b.width, b.height]; } return places;"
     )
-    return found
+    return places
 
 
 def _apart(places: dict[str, list[float]], nodes: set[str]) -> None:
@@ -123,10 +123,10 @@ def test_the_tab_key_reaches_every_node_and_control(show: Show) -> None:
     reached = set()
     for _ in range(60):
         webdriver.ActionChains(browser).send_keys("\ue004").perform()  # Tab
-        found = browser.execute_script(
+        focused = browser.execute_script(
             "const a = document.activeElement; return a.id || a.dataset.key || a.parentNode.dataset.key || ''"
         )
-        reached.add(found)
+        reached.add(focused)
     assert {"theme", "open-all", "stem", "/layer1.0", "add_2_1", "output"} <= reached
 
 
@@ -205,7 +205,7 @@ def test_light_dark_and_the_toggle(show: Show) -> None:
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_the_page_never_scrolls_sideways(show: Show, width: int) -> None:
     long = residual(2, 3, model="A" * 60, stem="a_very_long_name_of_a_module." * 4 + "conv")
-    for data in (page(), of_inspection(long, "0", 0.5)):
+    for data in (page(), of_inspection(long, 0.5)):
         browser = show(data, width=width)
         wide = "return [document.documentElement.scrollWidth, window.innerWidth]"
         whole, inner = browser.execute_script(wide)
@@ -260,7 +260,7 @@ def test_a_thousand_nodes_stay_responsive(show: Show) -> None:
 
 def test_names_are_not_run(show: Show) -> None:
     evil = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
-    browser = show(of_inspection(residual(model=evil, stem=evil), "0"))
+    browser = show(of_inspection(residual(model=evil, stem=evil)))
     assert _at(browser, "h1").text == evil and browser.title != "run"
     browser.execute_script("document.querySelector('[data-key=stem]').focus()")
     assert _at(browser, "#tip").text.startswith(evil)

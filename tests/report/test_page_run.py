@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import fxprune
+from fxprune.analysis.inspection import plain
 from fxprune.report.facts import of_run
 from fxprune.report.page import render, write_page
 from fxprune.run.folder import Run
@@ -59,18 +61,18 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def test_a_finished_run_has_everything(finished: Path) -> None:
-    found = of_run(finished, "0")
+    data = of_run(finished)
     told = json.loads((finished / "report.json").read_text())
-    assert found.missing == () and found.stage == "finished" and found.run == "first"
-    assert found.layers is not None and found.after is not None and found.certificate is not None
-    assert {name: left.channels for name, left in found.layers.items()} == told["widths"]
-    assert found.after == {name: cost["after"] for name, cost in told["cost"].items()}
+    assert data.missing == () and data.stage == "finished" and data.run == "first"
+    assert data.layers is not None and data.after is not None and data.certificate is not None
+    assert {name: left.channels for name, left in data.layers.items()} == told["widths"]
+    assert data.after == {name: cost["after"] for name, cost in told["cost"].items()}
     for metric in ("volume", "flops", "params"):
-        assert sum(getattr(left, metric) for left in found.layers.values()) == found.after[metric]
-    assert found.joins is not None and set(found.joins) <= set(found.streams) == {"add"}
-    assert found.certificate["error"] == told["error"] and found.certificate["batches"] == [2, 3]
-    assert found.accuracy == told["accuracy"] and found.settings == told["settings"] and len(found.log) > 5
-    json.dumps(found.as_dict(), allow_nan=False)
+        assert sum(getattr(left, metric) for left in data.layers.values()) == data.after[metric]
+    assert data.joins is not None and set(data.joins) <= set(data.streams) == {"add"}
+    assert data.certificate["error"] == told["error"] and data.certificate["batches"] == [2, 3]
+    assert data.accuracy == told["accuracy"] and data.settings == told["settings"] and len(data.log) > 5
+    json.dumps(plain(asdict(data)), allow_nan=False)
 
 
 def test_prune_writes_the_page(finished: Path) -> None:
@@ -105,14 +107,14 @@ def test_an_unfinished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shel
     def stop(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop._Pruning, "_prune" if stage == "pruning" else "_fine_tune", stop)
+    monkeypatch.setattr(loop.Pruning, "prune" if stage == "pruning" else "fine_tune", stop)
     with pytest.raises(KeyboardInterrupt):
         _prune(tmp_path / "run", teacher="train")
-    found = of_run(tmp_path / "run", "0")
-    assert found.stage == stage and found.inspection is not None and found.settings and found.accuracy["before"] >= 0
-    assert (found.layers is None) == (stage == "pruning") == (found.after is None)
-    assert found.certificate is None and len(found.missing) == 1 and stage.replace("ing", "") in found.missing[0]
-    assert found.log and {row["phase"] for row in found.log} >= {"teacher"}
+    data = of_run(tmp_path / "run")
+    assert data.stage == stage and data.inspection is not None and data.settings and data.accuracy["before"] >= 0
+    assert (data.layers is None) == (stage == "pruning") == (data.after is None)
+    assert data.certificate is None and len(data.missing) == 1 and stage.replace("ing", "") in data.missing[0]
+    assert data.log and {row["phase"] for row in data.log} >= {"teacher"}
     code, _out, _ = shell("report", tmp_path / "run")
     assert code == 0
     assert "Not on this page" in (tmp_path / "run" / "report.html").read_text()
@@ -121,22 +123,31 @@ def test_an_unfinished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shel
 def test_a_run_in_a_loop_of_ones_own(tmp_path: Path) -> None:
     wrapped = fxprune.wrap(Net(), 1 / 2, example_inputs=torch.zeros(2, 1, 4, 4)).harden()
     run = Run.create(tmp_path / "own", wrapped)
-    render(of_run(run.folder, "0"))
+    render(of_run(run.folder))
     run.write_hardened(wrapped)
-    render(of_run(run.folder, "0"))
+    render(of_run(run.folder))
     run.write_slim(fxprune.export(wrapped, connectivity="dense"))
-    found = of_run(run.folder, "0")
-    assert found.layers is not None and found.joins is not None and found.certificate is not None
-    assert not any("report.json" in entry for entry in found.missing)
-    render(found)
+    data = of_run(run.folder)
+    assert data.layers is not None and data.joins is not None and data.certificate is not None
+    assert not any("report.json" in entry for entry in data.missing)
+    render(data)
+
+
+def test_options_that_a_method_had_are_told(run: Path, shell: Shell) -> None:
+    for name in ("network.json", "report.json"):
+        told = json.loads((run / name).read_text())
+        told["settings"]["method_options"] = {"closes": False, "least": 0.7}
+        (run / name).write_text(json.dumps(told))
+    assert shell("report", run)[0] == 0
+    assert "method_options</dt><dd>closes False, least 0.7</dd>" in (run / "report.html").read_text()
 
 
 def test_an_old_run_says_what_is_missing(run: Path, shell: Shell) -> None:
     (run / "network.json").unlink()
     (run / "log.jsonl").unlink()
-    found = of_run(run, "0")
-    assert found.inspection is None and found.after is not None and found.accuracy
-    assert {entry.split()[0] for entry in found.missing} == {"network.json", "log.jsonl"}
+    data = of_run(run)
+    assert data.inspection is None and data.after is not None and data.accuracy
+    assert {entry.split()[0] for entry in data.missing} == {"network.json", "log.jsonl"}
     assert shell("report", run)[0] == 0
 
 
@@ -145,32 +156,32 @@ def _changed(file: Path, change: Callable[[Any], Any]) -> None:
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "another schema": ("network.json", lambda found: {**found, "schema": "other"}),
-    "a list": ("network.json", lambda found: []),
-    "no layers": ("network.json", lambda found: {**found, "inspection": {**found["inspection"], "layers": None}}),
+    "another schema": ("network.json", lambda data: {**data, "schema": "other"}),
+    "a list": ("network.json", lambda data: []),
+    "no layers": ("network.json", lambda data: {**data, "inspection": {**data["inspection"], "layers": None}}),
     "an edge to nowhere": (
         "network.json",
-        lambda found: {**found, "inspection": {**found["inspection"], "edges": [["stem", "nowhere"]]}},
+        lambda data: {**data, "inspection": {**data["inspection"], "edges": [["stem", "nowhere"]]}},
     ),
     "a circle": (
         "network.json",
-        lambda found: {**found, "inspection": {**found["inspection"], "edges": [["stem", "add"], ["add", "stem"]]}},
+        lambda data: {**data, "inspection": {**data["inspection"], "edges": [["stem", "add"], ["add", "stem"]]}},
     ),
     "nodes of nothing": (
         "network.json",
-        lambda found: {**found, "inspection": {**found["inspection"], "nodes": {"x": {}}, "edges": []}},
+        lambda data: {**data, "inspection": {**data["inspection"], "nodes": {"x": {}}, "edges": []}},
     ),
     "a short mask": (
         "network.json",
-        lambda found: {**found, "living": {**found["living"], "layers": {"stem": {"mask": "1"}}}},
+        lambda data: {**data, "living": {**data["living"], "layers": {"stem": {"mask": "1"}}}},
     ),
-    "no masks": ("network.json", lambda found: {**found, "living": "none"}),
-    "masks of words": ("network.json", lambda found: {**found, "living": {**found["living"], "joins": {"add": "abc"}}}),
-    "joins of numbers": ("network.json", lambda found: {**found, "joins": {"add": 3}}),
-    "a certificate of words": ("network.json", lambda found: {**found, "certificate": {"error": "small"}}),
-    "settings of words": ("network.json", lambda found: {**found, "settings": "none"}),
-    "a report of something else": ("report.json", lambda found: {"schema": "other"}),
-    "costs of words": ("report.json", lambda found: {**found, "cost": "low", "accuracy": [], "settings": []}),
+    "no masks": ("network.json", lambda data: {**data, "living": "none"}),
+    "masks of words": ("network.json", lambda data: {**data, "living": {**data["living"], "joins": {"add": "abc"}}}),
+    "joins of numbers": ("network.json", lambda data: {**data, "joins": {"add": 3}}),
+    "a certificate of words": ("network.json", lambda data: {**data, "certificate": {"error": "small"}}),
+    "settings of words": ("network.json", lambda data: {**data, "settings": "none"}),
+    "a report of something else": ("report.json", lambda data: {"schema": "other"}),
+    "costs of words": ("report.json", lambda data: {**data, "cost": "low", "accuracy": [], "settings": []}),
 }
 
 
@@ -182,6 +193,39 @@ def test_damage_costs_a_part_of_the_page(run: Path, shell: Shell, damage: str) -
     assert (code, err) == (0, "")
 
 
+def _with_node(inspection: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    nodes = inspection["nodes"]
+    return {**inspection, "nodes": {**nodes, "stem": {**nodes["stem"], **facts}}}
+
+
+def _with_layer(inspection: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    first, *others = inspection["layers"]
+    return {**inspection, "layers": [{**first, **facts}, *others]}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda data: _with_node(data, source=3), "source is of type int"),
+        (lambda data: _with_node(data, source=["net.py"]), "source is of type list"),
+        (lambda data: _with_node(data, module={}), "module is of type dict"),
+        (lambda data: _with_layer(data, channels=10**15), "channels of stem is not from 0 to 1,048,576"),
+        (lambda data: _with_layer(data, channels=-1), "channels of stem is not from 0"),
+        (lambda data: _with_layer(data, volume=10**400), "volume of stem is not from 0"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("living", [True, False])
+def test_a_graph_that_cannot_be_drawn(
+    run: Path, shell: Shell, change: Callable[[Any], Any], why: str, living: bool
+) -> None:
+    kept = {} if living else {"living": None, "joins": None}
+    _changed(run / "network.json", lambda data: {**data, "inspection": change(data["inspection"]), **kept})
+    code, _, err = shell("report", run)
+    assert (code, err) == (0, "")
+    (told,) = (entry for entry in of_run(run).missing if entry.startswith("the graph "))
+    assert told.startswith("the graph cannot be shown, the file is damaged: ") and why in told and "\n" not in told
+
+
 @pytest.mark.parametrize("name", ["network.json", "report.json", "log.jsonl"])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"null\n3\n"], ids=range(5))
 def test_no_file_is_trusted(run: Path, shell: Shell, name: str, content: bytes) -> None:
@@ -189,7 +233,7 @@ def test_no_file_is_trusted(run: Path, shell: Shell, name: str, content: bytes) 
     code, _, err = shell("report", run)
     assert (code, err) == (0, "")
     if content:
-        assert any(name in entry for entry in of_run(run, "0").missing)
+        assert any(name in entry for entry in of_run(run).missing)
 
 
 def test_what_is_no_run_is_an_error(tmp_path: Path, run: Path, shell: Shell) -> None:

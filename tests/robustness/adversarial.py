@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import fxprune
+from fxprune.gated.wrapped import Wrapped
 from fxprune.modules import copy_module
-from fxprune.wrapped import Wrapped
 from tests.exactness import TOLERANCE, call, check_export, error, random_masks
 from tests.models import randomise
 

@@ -18,8 +18,8 @@ from torch import fx, nn
 import fxprune
 from fxprune.errors import ExportError, FxPruneError, ModelError, OptionError
 from fxprune.gated.bank import GATED, apply_gate, apply_mask
+from fxprune.gated.wrapped import Wrapped
 from fxprune.run.folder import Run
-from fxprune.wrapped import Wrapped
 from tests.exactness import check_export, error
 from tests.robustness.small_nets import NETS, images, small_net
 

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 
 import fxprune
 from fxprune.cli import main
-from fxprune.compare import rows as kept
 from fxprune.compare.plan import Entry, Job, Plan
+from fxprune.compare.results import read_failed, read_rows, rows_of_plan, write_rows
 from fxprune.errors import FxPruneError, RunError
 from fxprune.run.folder import Run
 from tests.robustness.runs import X, as_folder, as_loop, net, pruned, told
@@ -242,21 +242,21 @@ def plan_of(folder: Path) -> tuple[Plan, Job, dict[str, Any]]:
 @pytest.mark.parametrize("case", ROWS)
 def test_rows(tmp_path: Path, case: str) -> None:
     (plan, job, row), file = plan_of(tmp_path), tmp_path / "rows.jsonl"
-    kept.write(file, [row])
-    assert list(kept.belonging(file, kept.read(file), plan)) == [job.key]
+    write_rows(file, [row])
+    assert list(rows_of_plan(file, read_rows(file), plan)) == [job.key]
     changes, said = ROWS[case]
-    kept.write(file, [{name: value for name, value in {**row, **changes}.items() if value is not ...}])
-    told(lambda: kept.belonging(file, kept.read(file), plan), "rows.jsonl is damaged", said)
+    write_rows(file, [{name: value for name, value in {**row, **changes}.items() if value is not ...}])
+    told(lambda: rows_of_plan(file, read_rows(file), plan), "rows.jsonl is damaged", said)
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"[1]", b"{", b"null", b"[" * 100_000], ids=lambda line: str(line[:4]))
 def test_lines_that_are_no_rows(tmp_path: Path, line: bytes) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(line + b"\n{}\n")
-    told(lambda: kept.read(file), "rows.jsonl is damaged: line 1")
+    told(lambda: read_rows(file), "rows.jsonl is damaged: line 1")
     file.write_bytes(b"{}\n" + line)  # a last line may have been cut off
-    assert kept.read(file) == [{}] and file.read_bytes() == b"{}\n"
+    assert read_rows(file) == [{}] and file.read_bytes() == b"{}\n"
     file.write_text('{"error": "x"}\n')
-    told(lambda: kept.read_failed(file), "line 1: key is missing")
+    told(lambda: read_failed(file), "line 1: key is missing")
     as_folder(file)
-    told(lambda: kept.read(file), "cannot be read: Is a directory")
+    told(lambda: read_rows(file), "cannot be read: Is a directory")

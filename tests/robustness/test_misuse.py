@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fxprune
 from fxprune.errors import FxPruneError
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 from tests.command_line import Shell, in_a_process
 
 X = torch.zeros(1, 1, 4, 4)
@@ -99,7 +99,7 @@ PYTHON: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "noise that is none": (lambda: wrap(noise=None), ("noise=None", "'batch'")),
     "a schedule": (lambda: wrap(schedule=["linear"]), ("schedule=['linear']", "'linear'")),
     "ignore of a number": (lambda: wrap(ignore=3), ("ignore: 3", "ignore=['stem.*', 'head']")),
-    "ignore of nobody": (lambda: wrap(ignore="nobody"), ("ignore: 'nobody' matches no convolution", "such as '0'")),
+    "ignore of nobody": (lambda: wrap(ignore="nobody"), ("ignore: 'nobody' matches no layer", "such as '0'")),
     "leaf of nobody": (lambda: wrap(leaf="nobody"), ("leaf: 'nobody' matches no submodule", "named_modules()")),
     "an example of text": (lambda: wrap(example_inputs="1x1x4x4"), ("example", "a tensor, a tuple")),
     "an example of an array": (lambda: wrap(example_inputs=np.zeros((1, 1, 4, 4))), ("example", "a tensor, a tuple")),

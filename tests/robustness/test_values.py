@@ -13,7 +13,7 @@ from torch import fx, nn
 
 import fxprune
 from fxprune.errors import ExportError, ModelError, OptionError
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 from tests.exactness import TOLERANCE, call, check_export, error
 from tests.robustness.adversarial import X, chain, conv
 

@@ -13,14 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxprune
-from fxprune.analysis import analyse
 from fxprune.analysis.gates import place_gates
 from fxprune.analysis.relate import relate
-from fxprune.channels.facts import Trace
+from fxprune.api import analyse
 from fxprune.errors import ModelError, RuleError
 from fxprune.rules import RULES, Flow, Op, find_rule, rule
 from fxprune.rules.registry import Rule
-from fxprune.trace import example_arguments, trace
+from fxprune.trace import Trace, example_arguments, trace
 from fxprune.trace.patches import AutogradFunction
 from tests.exactness import check_export, random_masks
 from tests.gates import OUTPUT, Gates, check_gates
@@ -117,6 +116,7 @@ CASES: dict[str, Callable[..., Any]] = {
     + y.max(1)[0].unsqueeze(1),
     "move": lambda n, x, y: n.shuffle(x) + x.flip(1) + y.roll(2, 1),
     "getitem": lambda n, x, y: torch.cat([x[:, ::2], y[:, 1:5]], 1),
+    "picked": lambda n, x, y: x[:, :, torch.arange(y.shape[2] - 1, -1, -1)] + y,
     "index": lambda n, x, y: x.index_select(1, n.index) + y[:, n.index],
     "index_add": lambda n, x, y: x.index_add(1, n.index[:5], y[:, 2:7]).relu().index_add(1, n.index, x),
     "index_add_moved": lambda n, x, y: x.movedim(1, 3).index_add(3, n.index[:3], y[:, :3].movedim(1, 3)).movedim(3, 1),

@@ -14,8 +14,8 @@ from torch import nn
 
 import fxprune
 from fxprune.errors import FxPruneError, OptionError, RunError
+from fxprune.gated.wrapped import Wrapped
 from fxprune.run.folder import Run
-from fxprune.wrapped import Wrapped
 from tests.exactness import call, error
 from tests.save.artefact_nets import hardened, slim_of
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fxprune.api import export
-from fxprune.wrapped import Wrapped
+from fxprune.gated.wrapped import Wrapped
 from tests.exactness import prepared, random_gates, random_masks
 from tests.models import ZOO
 

@@ -34,12 +34,12 @@ def test_same_outputs(name: str, tmp_path: Path) -> None:
         assert torch.equal(loaded.state_dict()[key], tensor)
         assert loaded.state_dict()[key].dtype is tensor.dtype
     for given in [example, *others]:
-        expected, found = call(slim, given), call(loaded, given)
+        expected, outputs = call(slim, given), call(loaded, given)
         if name in RECORDS:
-            assert type(found).__name__ == type(expected).__name__
-            assert all(torch.equal(a, b) for a, b in zip(leaves(found), leaves(expected), strict=True))
+            assert type(outputs).__name__ == type(expected).__name__
+            assert all(torch.equal(a, b) for a, b in zip(leaves(outputs), leaves(expected), strict=True))
         else:
-            assert error(found, expected) == 0
+            assert error(outputs, expected) == 0
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,9 @@ _PROGRAM = """
         seen = torch.load(folder + ".call.pt", weights_only=True)
         with torch.no_grad():
             inputs = seen["inputs"]
-            found = leaves(net(**inputs) if isinstance(inputs, dict) else net(*inputs))
-        assert len(found) == len(seen["outputs"]) > 0
-        for one, other in zip(found, seen["outputs"]):
+            outputs = leaves(net(**inputs) if isinstance(inputs, dict) else net(*inputs))
+        assert len(outputs) == len(seen["outputs"]) > 0
+        for one, other in zip(outputs, seen["outputs"]):
             assert torch.allclose(one, other, rtol=1e-12, atol=1e-12), folder
     assert "fxprune" not in {name.partition(".")[0] for name in sys.modules}
     print("done")
@@ -148,9 +148,9 @@ def test_a_loaded_net_is_pruned_again(tmp_path: Path) -> None:
 def test_types_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     slim, _, _ = slim_of("parameters")
     loaded = fxprune.load(fxprune.save(slim.to(dtype), tmp_path / "slim"))
-    found = {name: tensor.dtype for name, tensor in loaded.state_dict().items()}
-    assert found == {name: tensor.dtype for name, tensor in slim.state_dict().items()}
-    assert dtype in found.values()
+    dtypes = {name: tensor.dtype for name, tensor in loaded.state_dict().items()}
+    assert dtypes == {name: tensor.dtype for name, tensor in slim.state_dict().items()}
+    assert dtype in dtypes.values()
 
 
 def test_training_goes_on(tmp_path: Path) -> None:
@@ -228,12 +228,12 @@ def test_arguments(tmp_path: Path) -> None:
     graph.output({"y": graph.call_function(torch.mul, (x, scale)), "rest": rest, "more": [more], "mode": (mode,)})
     net = fxprune.load(fxprune.save(fx.GraphModule(nn.Module(), graph), tmp_path / "slim"))
     one = torch.ones(2)
-    found = net(one)
-    assert torch.equal(found["y"], one / 2)
-    assert (found["rest"], found["more"], found["mode"]) == ((), [{}], ("it's",))
-    found = net(one, 3.0, "m", 4, more=5)
-    assert torch.equal(found["y"], 3 * one)
-    assert (found["rest"], found["more"], found["mode"]) == ((4,), [{"more": 5}], ("m",))
+    outputs = net(one)
+    assert torch.equal(outputs["y"], one / 2)
+    assert (outputs["rest"], outputs["more"], outputs["mode"]) == ((), [{}], ("it's",))
+    outputs = net(one, 3.0, "m", 4, more=5)
+    assert torch.equal(outputs["y"], 3 * one)
+    assert (outputs["rest"], outputs["more"], outputs["mode"]) == ((4,), [{"more": 5}], ("m",))
     assert torch.equal(net(x=one, scale=2.0)["y"], 2 * one)
 
 
@@ -297,11 +297,11 @@ def test_tensors_are_freed_when_nobody_needs_them(tmp_path: Path) -> None:
     class Watch(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal most
-            made = func(*args, **(kwargs or {}))
-            if isinstance(made, torch.Tensor):
-                living.append(weakref.ref(made))
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                living.append(weakref.ref(result))
             most = max(most, sum(reference() is not None for reference in living))
-            return made
+            return result
 
     ones = torch.ones(3)
     with torch.no_grad(), Watch():

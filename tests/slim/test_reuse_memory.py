@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fxprune
+from fxprune.gated.wrapped import Wrapped
 from fxprune.rules.operands import ADD_TO
-from fxprune.wrapped import Wrapped
 
 Masks = dict[str, list[int]]
 

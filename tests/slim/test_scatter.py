@@ -10,8 +10,8 @@ import torch
 from torch import fx, nn
 
 import fxprune
+from fxprune.gated.wrapped import Wrapped
 from fxprune.slim.order import _rank
-from fxprune.wrapped import Wrapped
 from tests.exactness import check_export, random_masks
 
 

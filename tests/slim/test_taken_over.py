@@ -111,7 +111,7 @@ def test_the_report_counts_the_parameters_of_the_slim_net() -> None:
     for norm in (nn.LayerNorm(8), nn.Identity()):
         wrapped = wrap(Loose(norm), 1.0, example_inputs=IMAGE).set_masks({"a": torch.arange(8) < 2})
         slim = export(wrapped)
-        assert slim.report.after["network_params"] == sum(p.numel() for p in slim.parameters())
+        assert slim.report.after["params"] == sum(p.numel() for p in slim.parameters())
 
 
 def test_a_copy_keeps_the_report() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from typing import Any
 
@@ -29,8 +30,8 @@ class Net(nn.Module):
 
 def traced(forward: Any, x: torch.Tensor) -> tuple[nn.Module, nn.Module, Any]:
     model = Net(forward).double().eval()
-    made = trace(model, x)
-    return model, graph_module(made, model), made
+    tracing = trace(model, x)
+    return model, graph_module(tracing, model), tracing
 
 
 X = torch.randn(2, 3, 8, 6, dtype=torch.float64)
@@ -97,10 +98,10 @@ def halved(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("forward", [branching, counting, halved])
 def test_what_python_consumes_is_asserted(forward: Any) -> None:
-    model, graph, made = traced(forward, X)
+    model, graph, tracing = traced(forward, X)
     torch.testing.assert_close(graph(X), model(X))
-    assert made.specialisations
-    assert "test_tracing.py" in made.specialisations[0].source
+    assert tracing.specialisations
+    assert "test_tracing.py" in tracing.specialisations[0].source
     with pytest.raises(AssertionError, match="another way"):
         graph(LARGER)
 
@@ -191,10 +192,10 @@ class Holder(nn.Module):
 
 def test_the_innermost_module_that_cannot_be_traced_becomes_a_leaf() -> None:
     model = Holder(nn.Sequential(nn.ReLU(), Undecided())).double()
-    made = trace(model, X)
-    assert [leaf.path for leaf in made.leaves] == ["inner.1"]
-    assert "depends on the input" in made.leaves[0].reason
-    torch.testing.assert_close(graph_module(made, model)(X), model(X))
+    tracing = trace(model, X)
+    assert [leaf.path for leaf in tracing.leaves] == ["inner.1"]
+    assert "depends on the input" in tracing.leaves[0].reason
+    torch.testing.assert_close(graph_module(tracing, model)(X), model(X))
 
 
 def test_a_root_that_cannot_be_traced_is_an_error_with_its_line() -> None:
@@ -385,3 +386,76 @@ def test_places_where_no_model_can_be_pruned() -> None:
     wrapped = fxprune.wrap(small().to("meta"), 1 / 2, example_inputs=torch.zeros(1, 3, 8, 8))
     with pytest.raises(ModelError, match="load the weights"):
         fxprune.export(wrapped)
+
+
+def mismatched(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    return torch.cat([y, y[:, :, 1:]], 1)
+
+
+def wrong_product(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.conv(x).flatten(1) @ torch.ones(5, 5, dtype=x.dtype)
+
+
+def wrong_layer(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.conv(net.conv(x))
+
+
+def complaining(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    if y.shape[1] == 8:
+        raise RuntimeError("eight is too many")
+    return y
+
+
+@pytest.mark.parametrize(
+    ("forward", "line", "message"),
+    [
+        (mismatched, "torch.cat", "Sizes of tensors must match"),
+        (wrong_product, "torch.ones", "shapes cannot be multiplied"),
+        (wrong_layer, "net.conv(net.conv", "to have 3 channels, but got 8"),
+        (complaining, "raise RuntimeError", "eight is too many"),
+    ],
+)
+def test_a_wrong_call_comes_out_with_its_own_words_and_line(forward: Any, line: str, message: str) -> None:
+    """Although the op is tried again on data when the meta device refuses it."""
+    lines, first = inspect.getsourcelines(forward)
+    number = next(first + at for at, text in enumerate(lines) if line in text)
+    with pytest.raises(InputError, match=message) as caught:
+        traced(forward, X)
+    assert caught.value.where == f"{__file__}:{number}"
+
+
+def second_choice(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    try:
+        return torch.matmul(y, y)
+    except RuntimeError:
+        return torch.matmul(y, y.transpose(2, 3))
+
+
+def test_a_model_may_catch_the_error_of_a_wrong_call() -> None:
+    model, graph, _ = traced(second_choice, X)
+    torch.testing.assert_close(graph(X), model(X), rtol=0, atol=0)
+
+
+def test_an_op_that_only_the_meta_device_refuses_is_traced() -> None:
+    @torch.library.custom_op("fxprune_tests::turned", mutates_args=())
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        if x.is_meta:
+            raise RuntimeError("not implemented here")
+        return x.flip(2)
+
+    model, graph, _ = traced(lambda net, x: turned(net.conv(x)), X)
+    torch.testing.assert_close(graph(X), model(X), rtol=0, atol=0)
+
+
+def positional_flag(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.conv(x)
+    F.rrelu(y, 0.1, 0.3, False, True)
+    return y
+
+
+def test_a_positional_flag_writes_in_place() -> None:
+    model, graph, _ = traced(positional_flag, X)
+    torch.testing.assert_close(graph(X), model(X), rtol=0, atol=0)

@@ -266,7 +266,7 @@ def test_tensorboard_events_where_it_is_installed(tmp_path: Path, monkeypatch: p
         ({"optimizer": lambda groups: torch.optim.SGD(tiny().parameters(), lr=0.1)}, "holds none of the parameters"),
         ({"device": "nowhere"}, "device='nowhere'"),
         ({"ignore": [1]}, "ignore: 1 is not the name of a layer"),
-        ({"ignore": "nobody"}, r"ignore: 'nobody' matches no convolution\n.*such as '0'"),
+        ({"ignore": "nobody"}, r"ignore: 'nobody' matches no layer\n.*such as '0'"),
         ({"leaf": 5}, "leaf: 5 is not"),
     ],
     ids=lambda given: re.sub(r" at 0x\w+", "", str(given)),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fxprune
-from fxprune.errors import RunError, TrainingError
+from fxprune.errors import OptionError, RunError, TrainingError
 from fxprune.run.folder import Run
 from tests.train.interrupted import Crash, assert_same, crash, crashing, weights
 from tests.train.small_run import STEPS_PER_EPOCH, small_run
@@ -99,6 +99,20 @@ def test_other_settings_are_refused(plain: fxprune.Pruned) -> None:
         small_run(plain.run, optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1))
     with pytest.raises(RunError, match="holds a run already"):
         small_run(plain.run, resume=False)
+
+
+def test_a_run_whose_options_are_gone(tmp_path: Path) -> None:
+    """It was begun when ``bar`` could close gates at once; what it made is still there."""
+    quick: dict[str, Any] = {"epochs": (1, 0, 0), "teacher": None}
+    small_run(tmp_path, **quick)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    state["facts"]["method_options"] = asked = {"closes": False, "slack": 1.02}
+    torch.save(state, tmp_path / "checkpoint.pt")
+    with pytest.raises(OptionError, match=r"'bar' has no closes, slack any more.*\n.*fix: leave it out of method_opt"):
+        small_run(tmp_path, method_options=asked, **quick)
+    with pytest.raises(RunError, match=r"method_options was \{'closes': False, 'slack': 1.02\} and is \{\}"):
+        small_run(tmp_path, **quick)
+    assert Run(tmp_path).stage == "finished" and Run(tmp_path).slim() is not None
 
 
 def test_logs_of_another_program_are_left_alone(tmp_path: Path) -> None:

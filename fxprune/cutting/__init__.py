@@ -1,0 +1,1 @@
+"""A trained net cut without training: channels chosen by what their loss costs, weights fitted by least squares."""
