@@ -8,6 +8,7 @@ from torch import nn
 
 from fxprune.analysis import Analysis
 from fxprune.analysis.gates import Layer
+from fxprune.channels import Zeros
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
 OUTPUT, DEPTHWISE, SCALES = "writes a model output", "depthwise", "scales other channels"
@@ -24,8 +25,9 @@ def check_gates(model: nn.Module, analysis: Analysis, frozen: tuple[str, ...] = 
     channels, layers = analysis.channels, analysis.layers
     found = tuple(freeze.op for freeze in channels.freezes)
     assert found == frozen, f"freezes: {found}, declared: {frozen}"
-    opaque = {node.name for node in channels.opaque} - {freeze.node for freeze in channels.freezes}
-    assert not opaque, f"not understood, though nothing prunable reaches it: {opaque}"
+    unknown = {node.name for node, became in channels.zeros.items() if became is Zeros.UNKNOWN}
+    unknown -= {freeze.node for freeze in channels.freezes}
+    assert not unknown, f"not understood, though nothing prunable reaches it: {unknown}"
     called = [f"{node.target}." for node in channels.trace.graph.nodes if node.op in ("call_module", "get_attr")]
     expected: dict[str, int | str] = {
         name: _expected(module)

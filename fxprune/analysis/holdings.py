@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from fxprune.channels import Affine, Channels, Product, Uncut
+from fxprune.channels import Affine, Channels, Product, Uncut, Zeros
 from fxprune.channels.ids import ONE, ZERO, Ids, IdTable, Join
 from fxprune.count import flops_of
 from fxprune.rules import Flow, Notes, Op, find_rule
@@ -32,7 +32,7 @@ def holdings(channels: Channels, notes: Notes) -> Held:
 
     readers = _readers(trace.graph, flows)
     leaves, layers = {leaf.path for leaf in trace.leaves}, {mixer.node for mixer in notes.mixers}
-    full = notes.opaque | notes.filled | {node for node in notes.masks if _may_lack(op_of(node))}
+    full = channels.whole | {node for node in channels.masked if _may_lack(op_of(node))}
     in_full = {node.target for node in full if node.op == "call_module"}  # other calls share their weights
     affines = [replace(part, count=0) if part.name in in_full else part for part in notes.affines]
     cut_by = {part.node for part in affines if part.count}
@@ -42,7 +42,7 @@ def holdings(channels: Channels, notes: Notes) -> Held:
         op = op_of(node)
         ids = _ids([flows[node]]) if node in flows else read
         whole = node.op == "output" or node in full or node.target in in_full
-        if node in notes.opaque and node.target not in leaves:
+        if channels.zeros.get(node) is Zeros.UNKNOWN and node.target not in leaves:
             uncut.append(Uncut(node, node.name, ids, ids, 0, _flops(op) // max(notes.batch, 1)))
         if op.module is not None and node not in layers and node not in cut_by:
             size = sum(parameter.numel() for parameter in op.module.parameters())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,24 @@ import torch
 from torch import fx, nn
 
 from fxprune.analysis.holdings import holdings
-from fxprune.channels import Channels, Freeze, Frozen
+from fxprune.channels import Channels, Freeze, Frozen, Zeros
 from fxprune.channels.ids import FIXED, ONE, Ids, IdTable, immortal
 from fxprune.count import batch_size
 from fxprune.rules import Flow, NoChannels, Notes, Op, constant_flow, find_rule
-from fxprune.rules.elementwise import not_zero
+from fxprune.rules.elementwise import not_zero, padded
 from fxprune.torch_private import tree_flatten, tree_map
 from fxprune.trace import Trace
 from fxprune.trace.canonical_calls import WRITTEN_AS
 from fxprune.trace.values import Values
+
+
+@dataclass
+class _Answers:
+    """What rules have said of ops, beside the ids that come out."""
+
+    zeros: dict[fx.Node, Zeros] = field(default_factory=dict)
+    anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    freezes: list[Freeze] = field(default_factory=list)
 
 
 def relate(trace: Trace) -> Channels:
@@ -26,7 +35,7 @@ def relate(trace: Trace) -> Channels:
     table, notes = IdTable(), Notes(Values(trace.root, trace.model, torch.device("cpu")), batch_size(*trace.example))
     flows: dict[fx.Node, Any] = {}
     constants: set[fx.Node] = set()
-    freezes: list[Freeze] = []
+    answers = _Answers()
     outputs: list[Ids] = []
     sized: dict[fx.Node, set[fx.Node]] = {}  # number -> the tensors whose sizes it was computed from
     for node in trace.graph.nodes:
@@ -37,10 +46,9 @@ def relate(trace: Trace) -> Channels:
         elif node.op == "get_attr" or (_is_pure(node) and all(n in constants for n in node.all_input_nodes)):
             constants.add(node)
         else:
-            read = len(notes.sized)
-            flows[node] = _relate_node(node, trace, table, flows, notes, freezes)
+            flows[node] = _relate_node(node, trace, table, flows, notes, answers)
             sized[node] = {parent for n in node.all_input_nodes for parent in sized.get(n, ())}
-            if len(notes.sized) > read:
+            if notes.sized and notes.sized[-1][0] is node:
                 sized[node] |= {n for n in node.all_input_nodes if isinstance(flows.get(n), Flow)}
             if isinstance(flows[node], Flow):
                 flows[node] = _also_sized(node, flows, sized.pop(node), table)
@@ -50,11 +58,9 @@ def relate(trace: Trace) -> Channels:
         flows=flows,
         mixers=tuple(notes.mixers),
         heads=tuple(notes.heads),
-        anchors=notes.anchors,
-        masks=tuple(notes.masks),
-        freezes=tuple(freezes),
-        opaque=frozenset(notes.opaque),
-        filled=frozenset(notes.filled),
+        anchors=answers.anchors,
+        zeros=answers.zeros,
+        freezes=tuple(answers.freezes),
         sized=tuple(notes.sized),
         tied=tuple(notes.tied),
         seen=tuple(notes.seen),
@@ -68,7 +74,7 @@ _KNOWN = dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRU
 
 
 def _relate_node(
-    node: fx.Node, trace: Trace, table: IdTable, flows: dict[fx.Node, Any], notes: Notes, freezes: list[Freeze]
+    node: fx.Node, trace: Trace, table: IdTable, flows: dict[fx.Node, Any], notes: Notes, answers: _Answers
 ) -> Any:
     inputs = _flows_of(node, flows)
     if isinstance(node.target, type):  # a dataclass or named tuple of results
@@ -83,10 +89,13 @@ def _relate_node(
     except NoChannels:
         answer = None
     if answer is not None or not _has_tensor(node.meta["value"]):
-        if any(not flow.clean for flow in tree_flatten(answer)[0] if isinstance(flow, Flow)):
-            notes.masks.append(node)
-        return tree_map(lambda flow: _masked(flow, op), answer)
-    notes.opaque.add(node)
+        answer = tree_map(lambda flow: _masked(flow, op), answer)
+        written = [flow for flow in tree_flatten(answer)[0] if isinstance(flow, Flow)]
+        if not all(flow.clean for flow in written):
+            answers.zeros[node] = Zeros.DATA if any(flow.filled for flow in written) else Zeros.MASKED
+        answers.anchors.update({flow.gate_of: node for flow in written if flow.gate_of is not None})
+        return tree_map(_handed_on, answer)
+    answers.zeros[node] = Zeros.UNKNOWN
     if all(bool(immortal(flow.ids).all()) for flow in inputs):
         fixed = all(bool((flow.ids == FIXED).all()) for flow in inputs)
         return constant_flow(node.meta["value"], FIXED if fixed else ONE)
@@ -94,7 +103,7 @@ def _relate_node(
     kind = _KNOWN.get(type(module), Frozen.NO_RULE) if rule is None else Frozen.NEEDS_ALL
     kind, reason = (Frozen.LEAF, reasons[node.target]) if node.target in reasons else (kind, "")
     ids = np.unique(np.concatenate([flow.ids.reshape(-1) for flow in inputs]))
-    freezes.append(Freeze(node.name, op_name(node, module), node.meta["source"], kind, reason, ids))
+    answers.freezes.append(Freeze(node.name, op_name(node, module), node.meta["source"], kind, reason, ids))
     return constant_flow(node.meta["value"])
 
 
@@ -115,12 +124,16 @@ def _masked(flow: Any, op: Op) -> Any:
     """What a mask leaves behind. A mask has one entry per channel: positions within a channel live and die together."""
     if not isinstance(flow, Flow) or flow.clean:
         return flow
-    ids = not_zero(op, flow.ids)
+    ids, filled = not_zero(op, flow.ids), flow.filled or padded(flow.ids)
     if op.table.is_grid(ids):
-        return replace(flow, ids=ids, clean=True)
-    if sum(size > 1 for size in ids.shape) > 1:  # the mask goes along one axis: zeros along the others become numbers
-        op.notes.filled.add(op.node)
-    return replace(flow, ids=op.table.collapse(ids), clean=True)
+        return replace(flow, ids=ids, filled=filled)
+    several = sum(size > 1 for size in ids.shape) > 1  # the mask goes along one axis: zeros along others become numbers
+    return replace(flow, ids=op.table.collapse(ids), filled=filled or several)
+
+
+def _handed_on(flow: Any) -> Any:
+    """Without what was said of the op that made it: behind its mask it is clean."""
+    return replace(flow, clean=True, filled=False, gate_of=None) if isinstance(flow, Flow) else flow
 
 
 def op_name(node: fx.Node, module: Any = None) -> str:

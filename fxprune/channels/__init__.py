@@ -107,6 +107,14 @@ class Heads:
     partners: Ids | None = None  # of queries: the keys that they meet
 
 
+class Zeros(Enum):
+    """What an op turns zeros into (of dead channels, and of padding) if they do not stay zeros."""
+
+    MASKED = "other numbers, which the mask behind the op makes zeros again"
+    DATA = "other numbers, and the mask does not make all of them zeros again"
+    UNKNOWN = "nobody knows: no rule for the op, or for this use of it"
+
+
 class Frozen(Enum):
     """Why an op freezes, as it is told."""
 
@@ -141,20 +149,26 @@ class Channels:
     flows: dict[fx.Node, Any]
     mixers: tuple[Mixer, ...]
     heads: tuple[Heads, ...]
-    anchors: dict[fx.Node, fx.Node]
-    masks: tuple[fx.Node, ...]
+    anchors: dict[fx.Node, fx.Node]  # layer -> the batch norm behind which its gate stands
+    zeros: dict[fx.Node, Zeros]  # ops behind which zeros are no longer zeros
     freezes: tuple[Freeze, ...]
-    opaque: frozenset[
-        fx.Node
-    ]  # ops that run on complete operands: without a rule, or in a use that theirs does not know
-    filled: frozenset[fx.Node]  # ops that make something of zeros which no mask takes back
-    sized: tuple[tuple[fx.Node, Ids], ...]
-    tied: tuple[Ids, ...]
+    sized: tuple[tuple[fx.Node, Ids], ...]  # tensors whose size the model reads
+    tied: tuple[Ids, ...]  # groups x channels that a group norm treats together
     seen: tuple[tuple[fx.Node, Ids], ...]  # where a class token is read alone, the channels that tell it of the input
     outputs: tuple[Ids, ...]
     affines: tuple[Affine, ...] = ()
     products: tuple[Product, ...] = ()
     uncut: tuple[Uncut, ...] = ()
+
+    @cached_property
+    def masked(self) -> tuple[fx.Node, ...]:
+        """Ops behind which a mask makes dead channels zero again, in the order of the graph."""
+        return tuple(node for node, became in self.zeros.items() if became is not Zeros.UNKNOWN)
+
+    @cached_property
+    def whole(self) -> frozenset[fx.Node]:
+        """Ops that the slim net runs on complete operands, whatever is removed."""
+        return frozenset(node for node, became in self.zeros.items() if became is not Zeros.MASKED)
 
     @cached_property
     def of_heads(self) -> npt.NDArray[np.bool_]:

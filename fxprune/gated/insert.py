@@ -39,7 +39,7 @@ def find_sites(analysis: Analysis) -> list[tuple[fx.Node, Site]]:
             sites[node] = Site(torch.from_numpy(flow.ids), torch.from_numpy(gate), samples=samples)
         elif mortal[flow.ids].any():
             sites[node] = Site(torch.from_numpy(flow.ids), None)
-    for node in channels.masks:
+    for node in channels.masked:
         flow = channels.flows[node]
         if isinstance(flow, Flow) and mortal[flow.ids].any() and node not in sites:
             sites[node] = Site(torch.from_numpy(flow.ids), None)

@@ -70,7 +70,7 @@ def _readers(net: Wrapped, label: Ids, labels: Ids, writers: list[Unit]) -> tupl
             if reader is None or carries[node] != "none":
                 return None
             readers.append(reader)
-        elif not _is_blind(net, node, carries, channels.opaque | channels.filled):
+        elif not _is_blind(net, node, carries, channels.whole):
             return None
     return tuple(readers)
 
@@ -84,7 +84,7 @@ def _carries(flow: Any, label: Ids, labels: Ids) -> str:
     return "all" if isinstance(flow, Flow) and present[0].all() else "some"
 
 
-def _is_blind(net: Wrapped, node: fx.Node, carries: dict[fx.Node, str], opaque: frozenset[fx.Node]) -> bool:
+def _is_blind(net: Wrapped, node: fx.Node, carries: dict[fx.Node, str], whole: frozenset[fx.Node]) -> bool:
     """Whether an op that neither writes nor reads the stream does the same to all of its positions."""
     sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("value"), torch.Tensor)]
     if all(carries[source] == "none" for source in sources):
@@ -93,7 +93,7 @@ def _is_blind(net: Wrapped, node: fx.Node, carries: dict[fx.Node, str], opaque: 
         return node.op != "output" and not isinstance(node.meta.get("value"), (tuple, list))  # for example a size
     module = module_at(net, str(node.target)) if node.op == "call_module" else None
     own = [] if module is None else [*module.parameters(), *module.buffers()]
-    return carries[node] == "all" and all(carries[s] == "all" for s in sources) and not own and node not in opaque
+    return carries[node] == "all" and all(carries[s] == "all" for s in sources) and not own and node not in whole
 
 
 def _owners(net: Wrapped) -> Counter[int]:

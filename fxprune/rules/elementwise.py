@@ -137,15 +137,18 @@ def vectors(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool
     return Cut(flow.ids.reshape(1, -1)) if cut else None
 
 
-def not_zero(op: Op, ids: Ids, *, fill: bool = True) -> Ids:
+def padded(ids: Ids) -> bool:
+    """Has the model padded this tensor with channels of zeros?"""
+    return bool((ids == ZERO).any())
+
+
+def not_zero(op: Op, ids: Ids) -> Ids:
     """Behind an op that makes something of zeros, channels that the model padded with zeros carry data.
 
     They live as long as the tensor that they were padded to, which must not die altogether.
     """
-    if not bool((ids == ZERO).any()):
+    if not padded(ids):
         return ids
-    if fill:
-        op.notes.filled.add(op.node)
     others = np.unique(ids[ids != ZERO])
     if others.size == 0 or bool(immortal(others).any()):
         return np.where(ids == ZERO, FIXED, ids)
@@ -197,7 +200,7 @@ def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = Fal
             ids = op.table.collapse(ids)
             every = op.table.any(*statistics.reshape(-1, 1)).reshape((1,) * ids.ndim)
             ids = also_reads(op.table, ids, Flow(every))
-    return Flow(ids, clean, scaler or flow.scaler)
+    return Flow(ids, clean, scaler or flow.scaler, filled=not clean and padded(flow.ids))
 
 
 @type_as.emitter

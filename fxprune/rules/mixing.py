@@ -109,7 +109,7 @@ def linear(op: Op) -> Flow | None:
 
 def _mix(op: Op, inputs: Ids, rows: int, axis: int, *, area: int, sites: int, is_conv: bool) -> Flow:
     padding = (inputs == ZERO).all(1, keepdims=True)  # a group that reads padding alone writes its bias
-    inputs = np.where(padding, not_zero(op, inputs, fill=False), inputs) if bool(padding.any()) else inputs
+    inputs = np.where(padding, not_zero(op, inputs), inputs) if bool(padding.any()) else inputs
     ids = op.table.mix(inputs, rows, owner=op.node.name)
     kernel, bias = math.prod(op.get("weight", 1).shape[2:]), op.get("bias", 2) is not None
     name = _owner(op, op.raw(1, "weight"))

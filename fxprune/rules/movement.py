@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from fxprune.channels import Zeros
 from fxprune.channels.ids import FIXED, Ids, immortal
 from fxprune.rules.elementwise import also_reads
 from fxprune.rules.operands import Grid, GridPiece, Piece, Slim, wanted_of, whole_op
@@ -432,7 +433,7 @@ def _source(node: fx.Node, slim: Slim) -> tuple[fx.Node | None, list[fx.Node]]:
 def _is_movement(node: fx.Node, slim: Slim) -> bool:
     module = slim.channels.trace.root.get_submodule(str(node.target)) if node.op == "call_module" else None
     rule = find_rule(node, module) if node.op.startswith("call") else None
-    known = node not in slim.channels.opaque and slim.reads_channels(node)
+    known = slim.channels.zeros.get(node) is not Zeros.UNKNOWN and slim.reads_channels(node)
     return rule is not None and rule.lazy and known
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxprune.channels.ids import Ids
-from fxprune.rules.elementwise import beside_channels, not_zero, note_affine, share_statistics, vectors
+from fxprune.rules.elementwise import beside_channels, not_zero, note_affine, padded, share_statistics, vectors
 from fxprune.rules.operands import (
     Piece,
     Slim,
@@ -25,7 +25,7 @@ from fxprune.rules.operands import (
     scaled_by_gate,
     whole_op,
 )
-from fxprune.rules.registry import Cut, Flow, NoChannels, Op, rule, unwritten
+from fxprune.rules.registry import Cut, Flow, NoChannels, Op, rule
 
 
 def layer_norm_of_living(op: Op, slim: Slim, piece: Piece, axes: list[int]) -> Piece:
@@ -108,8 +108,7 @@ def batch_norm(op: Op) -> Flow:
     flow = _normed(op)
     _note_affine(op, flow, 1, op.get("weight", 3), op.get("bias", 4))
     if flow.writer is not None and len(flow.writer.users) == 1:
-        op.notes.anchors[flow.writer] = op.node
-        return unwritten(flow)
+        return replace(flow, writer=None, gate_of=flow.writer)
     return replace(flow, clean=False, writer=None)
 
 
@@ -151,7 +150,7 @@ def group_norm(op: Op) -> Flow | None:
     grouped = ids.reshape(groups, -1)
     op.notes.tied.append(grouped)
     statistics = op.table.mix(grouped, rows=1, owner=op.node.name).repeat(grouped.shape[1], 1)
-    return Flow(op.table.all(ids, statistics.reshape(ids.shape)), clean=False)
+    return Flow(op.table.all(ids, statistics.reshape(ids.shape)), clean=False, filled=padded(flow.ids))
 
 
 batch_norm.constants(vectors)

@@ -40,6 +40,8 @@ class Flow:
     clean: bool = True  # False: this op turns a dead channel's zeros into something else, a mask must follow
     scaler: bool = False  # a sigmoid's or softmax's output: meant to scale other channels
     writer: fx.Node | None = None  # the layer whose untouched output this is
+    filled: bool = False  # not clean, and padding has become numbers, too, which no mask makes zero again
+    gate_of: fx.Node | None = None  # a layer whose gate stands behind this op, not behind the layer itself
 
     @property
     def axis(self) -> int | None:
@@ -133,10 +135,6 @@ class Notes:
     affines: list[Affine] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
     uncut: list[Uncut] = field(default_factory=list)
-    anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)  # layer -> the batch norm that carries its gate
-    masks: list[fx.Node] = field(default_factory=list)  # ops behind which dead channels are no longer zero
-    opaque: set[fx.Node] = field(default_factory=set)
-    filled: set[fx.Node] = field(default_factory=set)
     sized: list[tuple[fx.Node, Ids]] = field(default_factory=list)  # tensors whose size the model reads
     tied: list[Ids] = field(default_factory=list)  # groups x channels that a group norm treats together
     heads: list[Heads] = field(default_factory=list)

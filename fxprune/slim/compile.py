@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from fxprune.analysis import Analysis
+from fxprune.channels import Zeros
 from fxprune.errors import ExportError
 from fxprune.modules import copy_modes, evaluating
 from fxprune.rules import Flow, find_rule
@@ -51,11 +52,11 @@ def _written(net: Uncut, present: Bools) -> Slim:
     """Every op with the channels that are left of it, and zeros where the gated net has them."""
     channels = net.analysis.channels
     slim = Slim(channels, net.model, present, net.gate_values, channel_order(channels, present))
-    masked, coming_to_life = set(channels.masks), revived(net.analysis, present, net.opened, net.gate_values)
+    masked, coming_to_life = set(channels.masked), revived(net.analysis, present, net.opened, net.gate_values)
     for node in channels.trace.graph.nodes:
         before = len(slim.graph.nodes)
         try:
-            _write(node, slim, node in masked)
+            _write(node, slim)
         except Gone as error:
             raise ExportError(
                 f"the slim net cannot be written: {error}",
@@ -71,7 +72,7 @@ def _written(net: Uncut, present: Bools) -> Slim:
     return slim
 
 
-def _write(node: fx.Node, slim: Slim, masked: bool) -> None:
+def _write(node: fx.Node, slim: Slim) -> None:
     """Constants, sizes, numbers and containers of results are left out: they are written where they are read."""
     flow = slim.channels.flows.get(node)
     if node.op == "placeholder":
@@ -81,7 +82,7 @@ def _write(node: fx.Node, slim: Slim, masked: bool) -> None:
     elif node.target is torch._assert and node in slim.channels.flows:
         _write_check(node, slim)
     elif flow is not None and not isinstance(node.target, type):
-        _write_tensor(node, flow, slim, masked)
+        _write_tensor(node, flow, slim)
 
 
 def _write_input(node: fx.Node, flow: Any, slim: Slim) -> None:
@@ -104,14 +105,14 @@ def _write_check(node: fx.Node, slim: Slim) -> None:
         slim.graph.call_function(torch._assert, (condition, node.args[1]))
 
 
-def _write_tensor(node: fx.Node, flow: Any, slim: Slim, masked: bool) -> None:
-    op = slim.op(node)
+def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
+    op, zeros = slim.op(node), slim.channels.zeros.get(node)
     rule = find_rule(node, op.module)
     if isinstance(flow, Flow) and not bool(slim.present[flow.ids].any()):
         slim.pieces[node] = None
-    elif rule is None or node in slim.channels.opaque or not (rule.lazy or slim.reads_channels(node)):
+    elif rule is None or zeros is Zeros.UNKNOWN or not (rule.lazy or slim.reads_channels(node)):
         slim.pieces[node] = Piece(slim.replay(node))
-    elif _runs_whole(node, slim) or (masked and isinstance(flow, Flow) and _lacks_channels(node, flow, slim)):
+    elif _runs_whole(node, slim) or (zeros and isinstance(flow, Flow) and _lacks_channels(node, flow, slim)):
         slim.pieces[node] = whole_op(op, slim)
     elif not rule.lazy or op.module is not None:
         slim.pieces[node] = (rule.emit or element_by_element)(op, slim)
@@ -132,9 +133,9 @@ def _zeroed(slim: Slim, node: fx.Node, piece: Piece | GridPiece, alive: Bools) -
 
 
 def _runs_whole(node: fx.Node, slim: Slim) -> bool:
-    """It makes something of zeros which no mask takes back, or another call of its module does: they share weights."""
+    """It, or another call of its module (they share weights), makes numbers of zeros that no mask makes zero again."""
     calls = slim.calls.get(str(node.target), []) if node.op == "call_module" else []
-    return any(each in slim.channels.filled for each in (node, *(call.node for call in calls)))
+    return any(each in slim.channels.whole for each in (node, *(call.node for call in calls)))
 
 
 def _lacks_channels(node: fx.Node, flow: Flow, slim: Slim) -> bool:

@@ -72,7 +72,7 @@ def revived(
         return {}
     layer_at = {channels.anchors.get(mixer.node, mixer.node): mixer.name for mixer in channels.mixers}
     coming_to_life = {}
-    for node in (*layer_at, *(node for node in channels.masks if node not in layer_at)):
+    for node in (*layer_at, *(node for node in channels.masked if node not in layer_at)):
         flow = channels.flows[node]
         if not isinstance(flow, Flow):
             continue
