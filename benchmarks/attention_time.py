@@ -25,8 +25,7 @@ import torch
 from torch import nn
 
 from budgets import counted, of_timm
-from slim_time import compile_net, ratio, times
-from timing import circumstances, keep_memory
+from timing import Row, circumstances, compile_net, in_rounds, keep_memory, ratio, shown, times
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxprune
@@ -42,7 +41,6 @@ OTHERS = {
     "heads": "Torch-Pruning: whole heads, hidden layers and (not of Swin) the stream",
     "width": "Torch-Pruning: the width of heads, hidden layers and (not of Swin) the stream",
 }
-Row = dict[str, Any]
 Args = tuple[torch.Tensor, ...]
 
 # ------------------------------------------------------------------------------------------------- Torch-Pruning's nets
@@ -161,8 +159,7 @@ def markdown(found: Row) -> str:
         cells = [f"({row['share']['slim']:.3f})"]
         for other in OTHERS:
             over = row["slim_over"].get(other)
-            cells.append("" if over is None else f"{over['median']:.2f} ({over['interval'][0]:.2f} to "
-                         f"{over['interval'][1]:.2f}) ({row['share'][other]:.3f})")  # fmt: skip
+            cells.append("" if over is None else f"{shown(over)} ({row['share'][other]:.3f})")
         text.append(f"| {row['net']} | {row['batch']} | {row['how']} | " + " | ".join(cells) + " |")
     return "\n".join(text) + "\n"
 
@@ -172,12 +169,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--how", nargs="+", choices=("eager", "compiled"), default=["eager"])
-    parser.add_argument("--resume", action="store_true", help="go on with what the .json file holds")
-    parser.add_argument("--rounds", type=int, default=15, help="at least")
-    parser.add_argument("--seconds", type=float, default=20.0, help="more rounds as long as they take less")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULT, help="path without .json and .md")
-    return parser.parse_args()
+    return in_rounds(parser, 15, 20.0, 1, RESULT).parse_args()
 
 
 def main() -> None:

@@ -19,21 +19,16 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import track
 from torch import nn
 
 from cifar_data import VARIABLE, WATCHED, Loader, Pair, part, pictures
 from timing import machine
+from training import Row, accuracy, in_a_process, publish, pyplot, rows_of, run_missing, save_figure, taught
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -53,32 +48,11 @@ OPTIMIZERS = {
 }
 
 
-@torch.no_grad()
-def accuracy(net: nn.Module, data: Pair) -> float:
-    net.eval()
-    right = [(net(x).argmax(1) == y).float() for x, y in Loader(data, 500)]
-    return round(100 * float(torch.cat(right).mean()), 2)
-
-
 def teacher(folder: Path, seed: int, data: dict[str, Pair]) -> nn.Module:
-    """Adam, 12 epochs at 1e-3 and 4 at 1e-4, with shifts: it can overfit, which the nets pruned from it cannot."""
-    file = folder / f"teacher-{seed}.pt"
+    """With shifts: it can overfit, which the nets pruned from it cannot."""
     torch.manual_seed(seed)
-    net = resnet8()
-    if file.exists():
-        net.load_state_dict(torch.load(file))
-        return net.eval()
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=5e-4)
-    for epoch in range(16):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-3 if epoch < 12 else 1e-4
-        for x, y in Loader(data["train"], BATCH, training=True, shift=4):
-            optimizer.zero_grad()
-            F.cross_entropy(net.train()(x), y).backward()
-            optimizer.step()
-    torch.save(net.state_dict(), file.with_suffix(".part"))
-    os.replace(file.with_suffix(".part"), file)
-    return net.eval()
+    batches = Loader(data["train"], BATCH, training=True, shift=4)
+    return taught(resnet8(), batches, (12, 4), folder / f"teacher-{seed}.pt")
 
 
 def one(options: argparse.Namespace) -> None:
@@ -120,50 +94,34 @@ def one(options: argparse.Namespace) -> None:
 
 
 def scores(net: nn.Module, data: dict[str, Pair]) -> dict[str, float]:
-    return {"val": accuracy(net, data["val"]), "test": accuracy(net, data["test"])}
+    return {name: accuracy(net, Loader(data[name], 500)) for name in ("val", "test")}
 
 
-def process(options: argparse.Namespace, key: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--data", options.data, "--runs", str(options.runs), "--one", key]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{key}: {done.stderr[-2000:]}")
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return row
-
-
-def key_of(row: dict[str, Any]) -> str:
+def key_of(row: Row) -> str:
     return ",".join(str(row.get(name, "")) for name in ("optimizer", "budget", "seed"))
 
 
-def all_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Those that a file does not hold yet, ``jobs`` at a time."""
-    file = options.runs / "rows.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    had = {key_of(row) for row in rows}
+def all_runs(options: argparse.Namespace) -> list[Row]:
+    """The teachers first."""
+    file, given = options.runs / "rows.jsonl", ("--data", options.data, "--runs", str(options.runs))
     teachers = [f"teacher,,{seed}" for seed in SEEDS]
     others = [f"{name},{budget},{seed}" for seed in SEEDS for budget in reversed(BUDGETS) for name in options.only]
     for keys in (teachers, others):
-        left = [key for key in keys if key not in had]
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for row in track(pool.map(lambda key: process(options, key), left), "runs", total=len(left)):
-                rows.append(row)
-                with file.open("a") as out:
-                    out.write(json.dumps(row) + "\n")
-    return rows
+        run_missing(file, keys, key_of, lambda key: in_a_process(__file__, *given, "--one", key), options.jobs)
+    return rows_of(file)
 
 
-def follows(row: dict[str, Any], largest: int = 256) -> float:
+def follows(row: Row, largest: int = 256) -> float:
     """By how much V exceeds 1.1 b, where the barrier ends, and one channel of the largest area; negative if never."""
     return max((cost - 1.1 * b - largest) / b for _, cost, b in row["curve"])
 
 
-def over(row: dict[str, Any]) -> float:
+def over(row: Row) -> float:
     """The largest V / b of a run."""
     return max(float(cost / b) for _, cost, b in row["curve"])
 
 
-def markdown(rows: list[dict[str, Any]], options: argparse.Namespace, command: str) -> str:
+def markdown(rows: list[Row], options: argparse.Namespace, command: str) -> str:
     which = "val" if options.validate else "test"
     taught = [row[which] for row in rows if row["optimizer"] == "teacher"]
     head = ("optimizer", "budget", f"{which} accuracy %", "each seed", "trial", "FLOP factor", "volume / budget",
@@ -193,17 +151,12 @@ def markdown(rows: list[dict[str, Any]], options: argparse.Namespace, command: s
     return "\n".join(lines)
 
 
-def plot(rows: list[dict[str, Any]], out: Path) -> None:
+def plot(rows: list[Row], out: Path) -> None:
     """V against the sliding b, a panel per optimizer and budget."""
-    try:
-        import matplotlib
-    except ImportError:
-        Console().print("no plot: pip install matplotlib")
+    drawing = pyplot()
+    if drawing is None:
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(
+    figure, panels = drawing.subplots(
         len(OPTIMIZERS), len(BUDGETS), figsize=(14, 6), sharex=True, squeeze=False, layout="constrained"
     )
     for line, name in zip(panels, OPTIMIZERS, strict=True):
@@ -219,8 +172,7 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
     panels[0][0].legend()
     figure.supxlabel("progress of the pruning phase")
     figure.supylabel("volume")
-    for suffix in (".png", ".svg"):
-        figure.savefig(out.with_suffix(suffix), dpi=110, metadata={"Date": None} if suffix == ".svg" else None)
+    save_figure(figure, out)
 
 
 def main() -> None:
@@ -241,10 +193,8 @@ def main() -> None:
         return
     rows = all_runs(options)
     command = f"python benchmarks/cifar.py --data cifar10.npz --jobs {options.jobs}"
-    options.out.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in sorted(rows, key=key_of)))
-    options.out.with_suffix(".md").write_text(markdown(rows, options, command))
+    publish(rows, key_of, markdown(rows, options, command), options.out)
     plot(rows, options.out)
-    Console().print(options.out.with_suffix(".md").read_text(), markup=False, highlight=False)
 
 
 if __name__ == "__main__":

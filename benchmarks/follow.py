@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from timing import machine
+from training import in_a_process
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -169,15 +168,10 @@ def main() -> None:
         print(json.dumps(one(*options.one.split(","))))
         return
 
-    def process(key: str) -> list[dict[str, Any]]:
-        command, settings = [sys.executable, __file__, "--one", key], {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=settings, stdout=subprocess.PIPE, text=True, check=True)
-        found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-        return found
-
     keys = [",".join(key) for key in itertools.product(CASES, OPTIMIZERS)]
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = [row for found in track(pool.map(process, keys), "runs", total=len(keys)) for row in found]
+        runs = pool.map(lambda key: in_a_process(__file__, "--one", key), keys)
+        rows = [row for several in track(runs, "runs", total=len(keys)) for row in several]
     table = Table(*HEADER)
     for row in rows:
         table.add_row(*cells(row))

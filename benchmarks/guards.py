@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from timing import machine
+from training import Row, in_a_process, publish, rows_of, run_missing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -106,6 +103,10 @@ def one(key: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def key_of(row: Row) -> str:
+    return f"{row['method']},{row['budget']},{row['seed']}"
+
+
 def markdown(rows: list[dict[str, Any]]) -> str:
     head = ("method", "budget", "steps", "without a living way", "with an empty guarded layer",
             "guarded layers missing", "budget used", "accuracy %")  # fmt: skip
@@ -137,25 +138,10 @@ def main() -> None:
         print(json.dumps(one(options.one)))
         return
     file = options.out.with_suffix(".jsonl")
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    had = {f"{row['method']},{row['budget']},{row['seed']}" for row in rows}
     keys = [f"{method},{budget},{seed}" for method in METHODS for budget in BUDGETS for seed in SEEDS]
-    left = [key for key in keys if key not in had]
-
-    def process(key: str) -> dict[str, Any]:
-        done = subprocess.run([sys.executable, __file__, "--one", key], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{key}: {done.stderr[-2000:]}")
-        row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return row
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for row in track(pool.map(process, left), "runs", total=len(left)):
-            rows.append(row)
-            with file.open("a") as out:
-                out.write(json.dumps(row) + "\n")
-    options.out.with_suffix(".md").write_text(markdown(rows))
-    Console().print(options.out.with_suffix(".md").read_text(), markup=False, highlight=False)
+    run_missing(file, keys, key_of, lambda key: in_a_process(__file__, "--one", key), options.jobs)
+    rows = rows_of(file)
+    publish(rows, key_of, markdown(rows), options.out)
 
 
 if __name__ == "__main__":

@@ -20,25 +20,21 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import track
 from torch import nn
 
 from cifar import BATCH, BUDGETS, EPOCHS
 from cifar import teacher as cifar_teacher
 from cifar_data import VARIABLE, WATCHED, Loader, part, pictures
 from timing import machine
+from training import Row, accuracy, in_a_process, publish, pyplot, rows_of, run_missing, save_figure, taught
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -104,34 +100,8 @@ def material(options: argparse.Namespace) -> tuple[nn.Module, Any, Any, Any]:
         train, watched = Loader(data["train"], BATCH, training=True), part(data["val"], slice(WATCHED))
         return cifar_teacher(options.runs, 0, data), train, Loader(watched, 500), Loader(data["test"], 500)
     train, val = handwriting.loaders()
-    return digits_teacher(options.runs / "teacher.pt", train), train, val, val
-
-
-def digits_teacher(file: Path, train: Any) -> nn.Module:
-    """8 epochs, and 2 at a tenth of the rate."""
     torch.manual_seed(0)
-    net = resnet8(width=16)
-    if file.exists():
-        net.load_state_dict(torch.load(file))
-        return net.eval()
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=5e-4)
-    for epoch in range(10):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-3 if epoch < 8 else 1e-4
-        for x, y in train:
-            optimizer.zero_grad()
-            F.cross_entropy(net.train()(x), y).backward()
-            optimizer.step()
-    torch.save(net.state_dict(), file.with_suffix(".part"))
-    os.replace(file.with_suffix(".part"), file)
-    return net.eval()
-
-
-@torch.no_grad()
-def accuracy(net: nn.Module, loader: Any) -> float:
-    net.eval()
-    right = [(net(x).argmax(1) == y).float() for x, y in loader]
-    return round(100 * float(torch.cat(right).mean()), 2)
+    return taught(resnet8(width=16), train, (8, 2), options.runs / "teacher.pt"), train, val, val
 
 
 def one(options: argparse.Namespace) -> None:
@@ -139,7 +109,7 @@ def one(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     setting, (kind, budget, seed) = SETTINGS[options.setting], options.one.split(",")
     net, train, watched, test = material(options)
-    row: dict[str, Any] = {"kind": kind, "budget": budget, "seed": int(seed)}
+    row: Row = {"kind": kind, "budget": budget, "seed": int(seed)}
     if kind == "teacher":
         print(json.dumps({**row, "accuracy": accuracy(net, test)}))
         return
@@ -162,37 +132,23 @@ def one(options: argparse.Namespace) -> None:
     print(json.dumps(row))
 
 
-def process(options: argparse.Namespace, key: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--setting", options.setting, "--runs", str(options.runs), "--one", key]
-    command += ["--data", options.data] if options.data else []
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{key}: {done.stderr[-2000:]}")
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return row
-
-
-def key_of(row: dict[str, Any]) -> str:
+def key_of(row: Row) -> str:
     return f"{row['kind']},{row['budget']},{row['seed']}"
 
 
-def all_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Those that a file does not hold yet, ``jobs`` at a time; the teacher first."""
-    file = options.runs / "rows.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    had = {key_of(row) for row in rows}
+def all_runs(options: argparse.Namespace) -> list[Row]:
+    """The teacher first; no more than ``most`` of the others."""
+    file, given = options.runs / "rows.jsonl", ["--setting", options.setting, "--runs", str(options.runs)]
+    given += ["--data", options.data] if options.data else []
+    done = {key_of(row) for row in rows_of(file)}
     others = [f"{kind},{budget},{seed}" for seed in range(RUNS) for budget in reversed(BUDGETS) for kind in KINDS]
-    left = [key for key in others if key not in had]
-    for keys in ([key for key in ["teacher,,0"] if key not in had], left[: options.most]):
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for row in track(pool.map(lambda key: process(options, key), keys), "runs", total=len(keys)):
-                rows.append(row)
-                with file.open("a") as out:
-                    out.write(json.dumps(row) + "\n")
-    return rows
+    others = [key for key in others if key not in done][: options.most]
+    for keys in (["teacher,,0"], others):
+        run_missing(file, keys, key_of, lambda key: in_a_process(__file__, *given, "--one", key), options.jobs)
+    return rows_of(file)
 
 
-def some(rows: list[dict[str, Any]], kind: str, budget: str) -> list[float]:
+def some(rows: list[Row], kind: str, budget: str) -> list[float]:
     return [row["accuracy"] for row in rows if row["kind"] == kind and row["budget"] == budget]
 
 
@@ -200,7 +156,7 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else "–"
 
 
-def markdown(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
+def markdown(rows: list[Row], options: argparse.Namespace) -> str:
     setting = SETTINGS[options.setting]
     command = f"python benchmarks/sensitivity.py --setting {options.setting}"
     command += " --data cifar10.npz" if options.setting == "cifar" else ""
@@ -227,17 +183,12 @@ def markdown(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def plot(rows: list[dict[str, Any]], out: Path) -> None:
+def plot(rows: list[Row], out: Path) -> None:
     """Mean and standard deviation over the volume factor."""
-    try:
-        import matplotlib
-    except ImportError:
-        Console().print("no plot: pip install matplotlib")
+    drawing = pyplot()
+    if drawing is None:
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
+    figure, axes = drawing.subplots(figsize=(6.4, 4), layout="constrained")
     for shift, (kind, told) in zip((0.97, 1.03), KINDS.items(), strict=True):
         found = {1 / share: some(rows, kind, budget) for budget, share in BUDGETS.items()}
         found = {factor: values for factor, values in found.items() if len(values) > 1}
@@ -248,8 +199,7 @@ def plot(rows: list[dict[str, Any]], out: Path) -> None:
     axes.set(xlabel="volume factor", ylabel="accuracy, %", xticks=[1 / share for share in BUDGETS.values()])
     axes.xaxis.set_major_formatter(lambda factor, _: f"{factor:g}")
     axes.legend()
-    for suffix in (".png", ".svg"):
-        figure.savefig(out.with_suffix(suffix), dpi=110, metadata={"Date": None} if suffix == ".svg" else None)
+    save_figure(figure, out)
 
 
 def main() -> None:
@@ -271,10 +221,8 @@ def main() -> None:
         one(options)
         return
     rows = all_runs(options)
-    options.out.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in sorted(rows, key=key_of)))
-    options.out.with_suffix(".md").write_text(markdown(rows, options))
+    publish(rows, key_of, markdown(rows, options), options.out)
     plot(rows, options.out)
-    Console().print(options.out.with_suffix(".md").read_text(), markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,9 @@ import copy
 import json
 import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
-from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from torch import nn
 
 from algorithm2 import algorithm2
 from limit import cut_at_joins, limit
-from timing import circumstances, keep_memory
+from timing import QUICK, WARM, Net, Row, circumstances, compile_net, in_rounds, keep_memory, ratio, shown, times
 from torch_pruning_tool import cost, pruner
 from torchvision_ops import declare_torchvision_ops
 
@@ -47,9 +45,6 @@ OTHERS = {
     "torch_pruning": "Torch-Pruning's net of the same volume, local magnitude",
 }
 AUTO_OTHERS = ("ideal", "dense")
-QUICK, WARM = 0.2, 0.01  # seconds; whatever fits into a cache is little beside the first
-Net = Callable[[torch.Tensor], Any]
-Row = dict[str, Any]
 
 
 def build(name: str) -> nn.Module:
@@ -114,55 +109,6 @@ def ready_compiled(nets: dict[str, nn.Module], x: torch.Tensor, full: Net) -> di
     cut, inputs = cut_at_joins(nets["slim"], x)
     ideal = compile_net(cut.eval())
     return {**made, "ideal": lambda _: ideal(*inputs)}
-
-
-def compile_net(net: nn.Module) -> nn.Module:
-    """As it is meant for inference: weights are constants, batch norms folded. (Without it inductor of torch 2.13 fails
-    on a CPU in channels-last, with the unpruned nets, too.)"""
-    torch._inductor.config.freezing = True
-    made: nn.Module = torch.compile(net, dynamic=False)  # type: ignore[assignment]
-    return made
-
-
-def times(nets: dict[str, Net], x: torch.Tensor, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds per net, in turns; at least ``rounds`` of them, more while there are ``seconds`` left.
-
-    A quick net runs for a while before each of its turns: else whoever took the turn before decides what is in the
-    cache, and nets that share their weights (the limit is made of the slim net's layers) warm each other.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in nets}
-    with torch.inference_mode():
-        for net in nets.values():
-            for _ in range(5):
-                net(x)
-        once = {name: _seconds(net, x) for name, net in nets.items()}
-        before = {name: ceil(WARM / spent) if spent < QUICK else 0 for name, spent in once.items()}
-        begin, number = time.perf_counter(), 0
-        while number < rounds or (time.perf_counter() - begin < seconds and number < 20 * rounds):
-            number += 1
-            for name, net in nets.items():
-                for _ in range(before[name]):
-                    net(x)
-                taken[name].append(_seconds(net, x))
-    return taken
-
-
-def _seconds(net: Net, x: torch.Tensor) -> float:
-    start = time.perf_counter()
-    net(x)
-    return time.perf_counter() - start
-
-
-def ratio(one: list[float], other: list[float]) -> Row:
-    """Of the slim net's time to another's: the median over the rounds, and its 95 % interval by order statistics."""
-    sorted_ = sorted(a / b for a, b in zip(one, other, strict=True))
-    count = len(sorted_)
-    reach = 0.98 * sqrt(count)
-    low, high = max(int(count / 2 - reach), 0), min(int(count / 2 + reach), count - 1)
-    return {
-        "median": round(statistics.median(sorted_), 4),
-        "interval": [round(sorted_[low], 4), round(sorted_[high], 4)],
-    }
 
 
 HOW = {"eager": ((False, True), (False, False)), "compiled": ((True, True),)}  # compiled, channels-last
@@ -238,8 +184,8 @@ def markdown(found: Row) -> str:
         text += ["| volume | batch | how | " + " | ".join(names) + " | joins |"]
         text += ["| --- | ---: | --- |" + " ---: |" * len(names) + " --- |"]
         for row in rows:
-            cells = [_cell(row["slim_over"].get(other)) for other in OTHERS]
-            cells += [_cell(row["auto_over"].get(other)) for other in AUTO_OTHERS]
+            cells = [shown(row["slim_over"].get(other)) for other in OTHERS]
+            cells += [shown(row["auto_over"].get(other)) for other in AUTO_OTHERS]
             joins = ", ".join(f"{count} {kind}" for kind, count in row["joins"].items())
             text.append(f"| {row['volume']} | {row['batch']} | {_how(row)} | " + " | ".join(cells) + f" | {joins} |")
     return "\n".join(text) + "\n"
@@ -248,10 +194,6 @@ def markdown(found: Row) -> str:
 def _order(row: Row) -> tuple[Any, ...]:
     volume = -Fraction(row["volume"])
     return list(SIZES).index(row["net"]), volume, row["batch"], row["compiled"], not row["channels_last"]
-
-
-def _cell(found: Row | None) -> str:
-    return "" if found is None else f"{found['median']:.2f} ({found['interval'][0]:.2f} to {found['interval'][1]:.2f})"
 
 
 def _how(row: Row) -> str:
@@ -265,12 +207,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--how", nargs="+", choices=list(HOW), default=list(HOW))
     parser.add_argument("--channels-last", action="store_true", help="that format only")
-    parser.add_argument("--resume", action="store_true", help="go on with what the .json file holds")
-    parser.add_argument("--rounds", type=int, default=50, help="at least")
-    parser.add_argument("--seconds", type=float, default=5.0, help="more rounds as long as they take less")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, default=RESULT, help="path without .json and .md")
-    return parser.parse_args()
+    return in_rounds(parser, 50, 5.0, torch.get_num_threads(), RESULT).parse_args()
 
 
 def main() -> None:
