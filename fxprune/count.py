@@ -82,13 +82,13 @@ def count(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coun
     """Run ``net`` once and add up.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(128, 5, bias=False))
-    >>> found = count(net, (torch.zeros(2, 3, 4, 4),), {})
-    >>> found.volume, found.params, found.convolutions.params
+    >>> cost = count(net, (torch.zeros(2, 3, 4, 4),), {})
+    >>> cost.volume, cost.params, cost.convolutions.params
     (128, 864, 224)
     """
-    found, made = _counted(net, args, kwargs, batch_size(args, kwargs))
-    found.logits = {key for key in found.calls if frozenset([key]) in made and not found.calls[key][0].is_conv}
-    return found
+    counted, written = _counted(net, args, kwargs, batch_size(args, kwargs))
+    counted.logits = {key for key in counted.calls if frozenset([key]) in written and not counted.calls[key][0].is_conv}
+    return counted
 
 
 def count_part(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> Count:
@@ -104,15 +104,15 @@ def _counted(
 ) -> tuple[Count, frozenset[Writers]]:
     """And who wrote the results."""
     counter = _Counter(net, batch)
-    made: list[Any] = []
+    results: list[Any] = []
 
     def run() -> None:
         with counter:
-            made.append(net(*args, **kwargs))
+            results.append(net(*args, **kwargs))
 
-    counter.found.flops = flops_of(run) // max(batch, 1)
-    counter.found.params = sum(parameter.numel() for parameter in net.parameters())
-    return counter.found, frozenset().union(*map(counter.writers.of, tensors_in(made)))
+    counter.count.flops = flops_of(run) // max(batch, 1)
+    counter.count.params = sum(parameter.numel() for parameter in net.parameters())
+    return counter.count, frozenset().union(*map(counter.writers.of, tensors_in(results)))
 
 
 def written_by(operands: Iterable[frozenset[Writers]], joined: bool) -> frozenset[Writers]:
@@ -157,25 +157,25 @@ class _Counter(TorchFunctionMode):
     def __init__(self, net: nn.Module, batch: int) -> None:
         super().__init__()
         self.held = {id(tensor) for tensor in (*net.parameters(), *net.buffers())}
-        self.batch, self.found, self.writers = batch, Count(), _Writers()
+        self.batch, self.count, self.writers = batch, Count(), _Writers()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        made = func(*args, **given)
+        result = func(*args, **given)
         writers = written_by(map(self.writers.of, tensors_in((args, given))), func in _JOINED)
         if func in _LAYERS:
             x, weight, bias = first_three(*args, **given)
             if id(weight) in self.held:
-                axis = made.ndim - weight.ndim + 1
-                area = positions(made.shape, axis, self.batch)
+                axis = result.ndim - weight.ndim + 1
+                area = positions(result.shape, axis, self.batch)
                 sites = positions(x.shape, axis, self.batch) if func in _TRANSPOSED else area
                 sizes = weight.numel(), 0 if bias is None else bias.numel()
-                self.found.add(id(weight), Call(*sizes, made.shape[axis], area, sites, func is not F.linear))
+                self.count.add(id(weight), Call(*sizes, result.shape[axis], area, sites, func is not F.linear))
                 writers = frozenset([frozenset([id(weight)])])
         if writers:
-            for tensor in tensors_in(made):
+            for tensor in tensors_in(result):
                 self.writers.note(tensor, writers)
-        return made
+        return result
 
 
 def first_three(input: Any, weight: Any, bias: Any = None, *_: Any, **__: Any) -> tuple[Any, Any, Any]:

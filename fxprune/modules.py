@@ -48,8 +48,10 @@ def copy_module(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
             held = {key: copy.deepcopy(tensor, memo) for key, tensor in held.items()}
         elif isinstance(held, torch.Tensor) and not held.is_leaf:  # computed before a call, as by the old weight_norm
             held = memo.setdefault(id(held), held.detach().clone())
-        elif isinstance(held, dict) and not held:
+        elif isinstance(held, (dict, set)) and not held:
             held = type(held)()
+        elif type(held) in (tuple, list) and all(isinstance(entry, _PLAIN) for entry in held):  # sizes, strides
+            held = held if type(held) is tuple else memo.setdefault(id(held), [*held])
         elif not isinstance(held, _PLAIN):
             # What Python cannot copy (the keys of a dict, a lock, an open file) is no state of the net: it is shared.
             with suppress(TypeError):

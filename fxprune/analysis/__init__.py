@@ -154,8 +154,8 @@ def check_data(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 def numbers(tensor: torch.Tensor, name: str) -> npt.NDArray[Any]:
     """A tensor as an array."""
     check_data([(name, tensor)])
-    found: npt.NDArray[Any] = tensor.detach().cpu().numpy()
-    return found
+    array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
 
 
 def check_finite(model: nn.Module) -> None:

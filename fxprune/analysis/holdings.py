@@ -117,17 +117,17 @@ def _readers(graph: fx.Graph, flows: dict[fx.Node, Any]) -> dict[fx.Node, Ids]:
 
     They are those that the op makes, and where it passes others on, those of its readers.
     """
-    found: dict[fx.Node, Ids] = {}
+    readers: dict[fx.Node, Ids] = {}
     for node in reversed(list(graph.nodes)):
         if node.op == "output":
-            found[node] = np.array([ONE])
+            readers[node] = np.array([ONE])
         elif node in flows:
             own = np.setdiff1d(_ids([flows[node]]), [ZERO])
-            made = np.setdiff1d(own, _ids([flows.get(parent) for parent in node.all_input_nodes]))
-            read = [found[user] for user in node.users if user in found]
+            new = np.setdiff1d(own, _ids([flows.get(parent) for parent in node.all_input_nodes]))
+            read = [readers[user] for user in node.users if user in readers]
             if read:
-                found[node] = np.unique(np.concatenate([made] if 0 < made.size == own.size else [made, *read]))
-    return found
+                readers[node] = np.unique(np.concatenate([new] if 0 < new.size == own.size else [new, *read]))
+    return readers
 
 
 def _ids(answers: list[Any]) -> Ids:

@@ -199,12 +199,12 @@ def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
     passed = dominators(graph)
     pooling = set(pooling_blocks(graph))
     of_stream = {join: stream.name for stream in streams(graph) for join in stream.joins}
-    found = []
+    told = []
     for layer in analysis.layers:
         call = layer.calls[0]
         writes = tuple(dict.fromkeys(str(join) for c in layer.calls for join in _joins(graph, c.node.name)))
         volume, flops, params = costs[layer.name]
-        found.append(
+        told.append(
             LayerInfo(
                 name=layer.name,
                 channels=layer.channels,
@@ -226,20 +226,20 @@ def _layers(analysis: Analysis, graph: nx.DiGraph) -> tuple[LayerInfo, ...]:
                 units=tuple(UnitInfo(unit.name, unit.grain, unit.variables) for unit in layer.units),
             )
         )
-    return tuple(found)
+    return tuple(told)
 
 
 def _joins(graph: nx.DiGraph, node: str) -> list[str]:
     """The joins that a layer's output reaches before another layer reads it."""
-    found: list[str] = []
+    joins: list[str] = []
     stack = [node]
     while stack:
         for successor in graph.successors(stack.pop()):
-            if graph.nodes[successor]["kind"] in ("add", "mul", "cat") and successor not in found:
-                found.append(successor)
+            if graph.nodes[successor]["kind"] in ("add", "mul", "cat") and successor not in joins:
+                joins.append(successor)
                 stack.append(successor)
     order = {name: position for position, name in enumerate(graph)}
-    return sorted(found, key=order.__getitem__)
+    return sorted(joins, key=order.__getitem__)
 
 
 def _why_guarded(layer: Layer, guards: dict[str, str], passed: set[str], pooling: set[str]) -> str | None:
@@ -263,11 +263,11 @@ _REMEDIES = {
 
 def _freezes(analysis: Analysis, layers: tuple[LayerInfo, ...]) -> tuple[FreezeInfo, ...]:
     shares = {layer.name: layer.volume_share for layer in layers}
-    found = []
+    told = []
     for freeze in analysis.channels.freezes:
         kept = [layer for layer in analysis.layers if freeze in layer.freezes]
         alone = [layer for layer in kept if len(layer.freezes) == 1]
-        found.append(
+        told.append(
             FreezeInfo(
                 node=freeze.node,
                 op=freeze.op,
@@ -279,4 +279,4 @@ def _freezes(analysis: Analysis, layers: tuple[LayerInfo, ...]) -> tuple[FreezeI
                 remedy=_REMEDIES[freeze.kind],
             )
         )
-    return tuple(sorted(found, key=lambda freeze: -freeze.volume_share))
+    return tuple(sorted(told, key=lambda freeze: -freeze.volume_share))

@@ -147,10 +147,10 @@ def op_name(node: fx.Node, module: Any = None) -> str:
 
 
 def _flows_of(node: fx.Node, flows: dict[fx.Node, Any]) -> list[Flow]:
-    found: list[Flow] = []
+    read: list[Flow] = []
     for argument in node.all_input_nodes:
-        found += [leaf for leaf in tree_flatten(flows.get(argument))[0] if isinstance(leaf, Flow)]
-    return found
+        read += [leaf for leaf in tree_flatten(flows.get(argument))[0] if isinstance(leaf, Flow)]
+    return read
 
 
 def _has_tensor(value: Any) -> bool:

@@ -101,15 +101,15 @@ def dominators(graph: nx.DiGraph) -> set[str]:
     rooted.add_edges_from(("(start)", name) for name, kind in graph.nodes(data="kind") if kind == "input")
     outputs = [name for name, kind in graph.nodes(data="kind") if kind == "output"]
     immediate = nx.immediate_dominators(rooted, "(start)")
-    found: set[str] = set()
+    passed: set[str] = set()
     for output in outputs:
         step = output
         while step in immediate and step != "(start)":
-            found.add(step)
+            passed.add(step)
             if immediate[step] == step:
                 break
             step = immediate[step]
-    return found - set(outputs)
+    return passed - set(outputs)
 
 
 def labels_of(table: IdTable, units: Sequence[Unit]) -> Ids:

@@ -84,10 +84,10 @@ Part = TypeVar("Part", Mixer, Affine, Uncut)
 
 def by_name(parts: Iterable[Part]) -> dict[str, list[Part]]:
     """Layer -> its calls."""
-    found: dict[str, list[Part]] = {}
+    calls: dict[str, list[Part]] = {}
     for part in parts:
-        found.setdefault(part.name, []).append(part)
-    return found
+        calls.setdefault(part.name, []).append(part)
+    return calls
 
 
 class Role(Enum):

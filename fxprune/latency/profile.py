@@ -72,8 +72,8 @@ def profile(net: nn.Module, inputs: Inputs, rounds: int = ROUNDS) -> Profile:
     """Run ``net`` some times and take the time of all that it does.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-    >>> found = profile(net.eval(), ((torch.zeros(1, 3, 6, 6),), {}), rounds=3)
-    >>> [(op.layer, op.kind, op.flops) for op in found.ops]
+    >>> taken = profile(net.eval(), ((torch.zeros(1, 3, 6, 6),), {}), rounds=3)
+    >>> [(op.layer, op.kind, op.flops) for op in taken.ops]
     [('0', 'convolution', 6912), ('1', 'norm', 0), ('2', 'activation', 0)]
     """
     watched: list[_Watch] = []

@@ -71,9 +71,9 @@ def _keeps_zero(forward: nn.Module, value: torch.Tensor, shape: tuple[int, ...])
             return clean if isinstance(returned, fx.Node) and returned in flows else None
         elif any(parent in flows for parent in node.all_input_nodes):
             module = traced.root.get_submodule(str(node.target)) if node.op == "call_module" else None
-            found = find_rule(node, module)
+            own_rule = find_rule(node, module)
             try:
-                answer = found.relate(Op(node, module, table, flows, notes)) if found is not None else None
+                answer = own_rule.relate(Op(node, module, table, flows, notes)) if own_rule is not None else None
             except NoChannels:
                 return None
             if not isinstance(answer, Flow) or not np.array_equal(answer.ids, ids):

@@ -21,12 +21,12 @@ from fxprune.rules.registry import Cut, Flow, Op, rule, unwritten
 
 def _targets(names: str, *others: Hashable) -> list[Hashable]:
     """Everything that goes by these names, ``torch.relu``, ``F.relu`` and ``x.relu()``, and the others."""
-    found: dict[Hashable, None] = dict.fromkeys(others)
+    targets: dict[Hashable, None] = dict.fromkeys(others)
     for name in names.split():
-        found.update((getattr(owner, name), None) for owner in (torch, F) if hasattr(owner, name))
+        targets.update((getattr(owner, name), None) for owner in (torch, F) if hasattr(owner, name))
         if hasattr(torch.Tensor, name):
-            found[name] = None
-    return list(found)
+            targets[name] = None
+    return list(targets)
 
 
 KEEPS_ZERO = _targets(

@@ -206,17 +206,17 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
     values = slim.gate_values.get(this.name)
     own_gate = values is not None and this.node not in slim.channels.anchors
     fold = own_gate and all(call.node not in slim.channels.anchors for call in calls)
-    made = cut_layer(op, slim, groups, rows, columns, values if fold else None, written)
+    layer = cut_layer(op, slim, groups, rows, columns, values if fold else None, written)
     if op.module is None and len(calls) > 1:
         called = next((call.node for call in calls if call.node.op == "call_module"), None)
         if called is not None:  # the module holds the weight that they share, whoever comes first
             cut = cut_layer(slim.op(called), slim, groups, rows, columns, values if fold else None, written)
             slim.module(this.name, cut)
-        node = _functional(op, slim, this.name, made, node)
+        node = _functional(op, slim, this.name, layer, node)
     else:
         more: Any = slim.argument(tuple(op.node.args[1:])) if op.module is not None else ()
         named: Any = slim.argument(dict(op.node.kwargs)) if op.module is not None else {}  # the size of what is written
-        node = slim.graph.call_module(slim.module(this.name, made), (node, *more), named)
+        node = slim.graph.call_module(slim.module(this.name, layer), (node, *more), named)
     complete = written.size == this.ids.size and np.array_equal(written, np.arange(written.size))
     result = Piece(node) if complete else Piece(node, axis, written)
     if len(calls) > 1:
@@ -248,12 +248,12 @@ def cut_layer(
         cut = cut * z.reshape(*cut.shape[:2], *(1,) * (cut.ndim - 2))
         offset = offset * z if offset is not None else None
     cut = cut.transpose(1, 2) if transposed else cut
-    made = _empty_layer(op, columns.size, written.size, int(groups.size), transposed, bias is not None)
+    layer = _empty_layer(op, columns.size, written.size, int(groups.size), transposed, bias is not None)
     cut = cut.reshape(cut.shape[0] * cut.shape[1], *cut.shape[2:]).contiguous(memory_format=_memory_format(weight))
-    made.weight = nn.Parameter(cut, weight_grad)
+    layer.weight = nn.Parameter(cut, weight_grad)
     if offset is not None:
-        made.bias = nn.Parameter(offset.clone(), bias_grad)
-    return made
+        layer.bias = nn.Parameter(offset.clone(), bias_grad)
+    return layer
 
 
 def _memory_format(weight: torch.Tensor) -> torch.memory_format:
@@ -268,8 +268,8 @@ def _tensor(op: Op, slim: Slim, name: str, position: int) -> tuple[torch.Tensor 
     if op.module is not None:
         with torch.enable_grad():  # a computed weight is trained if anything is that it is computed from
             _refresh(op.module, name)
-            found: torch.Tensor | None = getattr(op.module, name)
-        return found, found is not None and found.requires_grad
+            held: torch.Tensor | None = getattr(op.module, name)
+        return held, held is not None and held.requires_grad
     raw = op.raw(position, name)
     if not isinstance(raw, fx.Node):
         return None, False
@@ -301,17 +301,17 @@ def _empty_layer(op: Op, inputs: int, outputs: int, groups: int, transposed: boo
     return kind(inputs, outputs, tuple(weight.shape[2:]), groups=groups, bias=bias, device="meta", **settings)  # type: ignore[no-any-return]
 
 
-def _functional(op: Op, slim: Slim, name: str, made: nn.Module, operand: fx.Node) -> fx.Node:
+def _functional(op: Op, slim: Slim, name: str, layer: nn.Module, operand: fx.Node) -> fx.Node:
     """A weight that several functional calls share stays one parameter."""
 
     def shared(leaf: str) -> fx.Node | None:
-        held = getattr(made, leaf)
+        held = getattr(layer, leaf)
         return None if held is None else slim.attribute(f"{name}.{leaf}", held.detach(), grad=held.requires_grad)
 
     assert callable(op.node.target)
     names = ("stride", "padding", "output_padding", "dilation", "groups") if is_transposed(op) else (
         "stride", "padding", "dilation", "groups")  # fmt: skip
-    settings = {key: getattr(made, key) for key in names if hasattr(made, key)}
+    settings = {key: getattr(layer, key) for key in names if hasattr(layer, key)}
     return slim.graph.call_function(op.node.target, (operand, shared("weight"), shared("bias")), settings)
 
 

@@ -190,9 +190,9 @@ def picked(op: Op) -> Flow | None:
     source = op.node.args[0]
     assert isinstance(source, fx.Node)
     ids = compress(expanded(op, source)[anywhere])
-    for made in positions:
-        if not bool(immortal(made).all()):  # of the size of a tensor that may be gone
-            ids = op.table.all(ids, made.reshape((1,) * ids.ndim))
+    for position in positions:
+        if not bool(immortal(position).all()):  # of the size of a tensor that may be gone
+            ids = op.table.all(ids, position.reshape((1,) * ids.ndim))
     return Flow(ids, scaler=flow.scaler)
 
 
@@ -372,8 +372,8 @@ def _move(op: Op, slim: Slim) -> Piece | GridPiece | None:
     if source is None:  # a part of what an op with several results returned
         owner = op.node.args[0]
         assert isinstance(owner, fx.Node)
-        found = slim.pieces.get(owner)
-        base = found if found is not None else Piece(slim.whole(owner))
+        written = slim.pieces.get(owner)
+        base = written if written is not None else Piece(slim.whole(owner))
         return Piece(
             slim.graph.call_function(operator.getitem, (base.node, op.node.args[1])), base.axis, base.positions
         )
@@ -452,8 +452,8 @@ def _run(
             current = getattr(current, "reshape" if step.target == "view" else str(step.target))(*rest, **kwargs)
         else:
             current = step.target(current, *rest, **kwargs)  # type: ignore[operator]
-    found: torch.Tensor = current
-    return found
+    moved: torch.Tensor = current
+    return moved
 
 
 def _write(
@@ -568,20 +568,20 @@ def _rearranged(
 
 
 def _axes_of_positions(
-    shape: Sequence[int], channels: list[int], made: torch.Tensor, onto: list[int]
+    shape: Sequence[int], channels: list[int], indices: torch.Tensor, onto: list[int]
 ) -> dict[int, list[int]] | None:
     """Of each axis of the result that is none of channels, the axes of the operand that it is made of: one, or several
-    side by side. ``made`` holds indices of the operand's elements; None where an axis was cut, or is new."""
+    side by side. ``indices`` holds indices of the operand's elements; None where an axis was cut, or is new."""
     strides = torch.empty(shape, device="meta").stride()
     left = [axis for axis in range(len(shape)) if axis not in channels]
     runs: dict[int, list[int]] = {}
-    for axis, size in enumerate(made.shape):
+    for axis, size in enumerate(indices.shape):
         if axis in onto:
             continue
         if size == 1:
             last = next((k for k in left if shape[k] == 1), None)
         else:
-            step = int(made.select(axis, 1).flatten()[0] - made.flatten()[0])
+            step = int(indices.select(axis, 1).flatten()[0] - indices.flatten()[0])
             last = next((k for k in left if strides[k] == step and shape[k] > 1), None)
         if last is None:
             return None
@@ -596,7 +596,7 @@ def _axes_of_positions(
 
 
 def _permuted(
-    rank: int, ours: list[int], made: int, onto: list[int], runs: dict[int, list[int]], apart: Sequence[int] | None
+    rank: int, ours: list[int], after: int, onto: list[int], runs: dict[int, list[int]], apart: Sequence[int] | None
 ) -> list[tuple[str, tuple[Any, ...]]]:
     """The methods that bring axes where they belong: channels into heads of size ``apart`` (None: out of heads), axes
     in another order, axes of positions into one."""
@@ -608,7 +608,7 @@ def _permuted(
     elif len(ours) == 2:
         now[ours[0]], now[ours[1]] = "heads", "channels"
     of_channels = [["heads", "channels"]] if apart is None else [["heads"], ["channels"]]
-    parts = [of_channels[onto.index(axis)] if axis in onto else runs[axis] for axis in range(made)]
+    parts = [of_channels[onto.index(axis)] if axis in onto else runs[axis] for axis in range(after)]
     order = [now.index(label) for part in parts for label in part]
     if order != list(range(len(order))):
         ways.append(("permute", tuple(order)))
@@ -636,10 +636,10 @@ def _crops(steps: list[fx.Node], value: torch.Tensor, axis: int, slim: Slim) -> 
             varying = compress(before).shape
             larger = [size + (varying[k] == 1) for k, size in enumerate(before.shape)]
             try:
-                made = _run(unit, torch.zeros(()).expand(larger), slim)
+                result = _run(unit, torch.zeros(()).expand(larger), slim)
             except (RuntimeError, IndexError, ValueError):
                 return True
-            if made.numel() * before.numel() != current.numel() * math.prod(larger):
+            if result.numel() * before.numel() != current.numel() * math.prod(larger):
                 return True
         before, unit = current, []
     return False

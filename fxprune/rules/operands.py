@@ -105,18 +105,18 @@ class Writer:
         key = stem, value.numpy().tobytes()
         if key in self.buffers:
             return self.graph.get_attr(self.buffers[key])
-        made = self.attribute(f"{stem}_{len(self.buffers)}", value)
-        self.buffers[key] = str(made.target)
-        return made
+        held = self.attribute(f"{stem}_{len(self.buffers)}", value)
+        self.buffers[key] = str(held.target)
+        return held
 
-    def module(self, path: str, made: nn.Module | None = None) -> str:
-        """Install a module under its original name (a copy of the original unless ``made`` is given)."""
+    def module(self, path: str, module: nn.Module | None = None) -> str:
+        """Install a module under its original name (a copy of the original if no ``module`` is given)."""
         held = attribute(self.root, path) if has_attribute(self.root, path) else None
         if held is None or type(held) is nn.Module:  # a mere place, made for a part of a layer that comes before it
-            made = copy_module(self.model.get_submodule(path)) if made is None else made
+            module = copy_module(self.model.get_submodule(path)) if module is None else module
             for name, child in held.named_children() if held is not None else ():
-                made.add_module(name, child)
-            self._add(path, made)
+                module.add_module(name, child)
+            self._add(path, module)
         return path
 
     def _add(self, path: str, module: nn.Module) -> None:
@@ -310,21 +310,21 @@ class Slim(Writer):
         heads, width = (value.shape[axis] for axis in (grid.outer, grid.axis))
         before = Grid(grid.outer, np.arange(heads), grid.axis, np.tile(np.arange(width), (heads, 1)))
         if isinstance(piece, GridPiece) and (piece.grid.outer, piece.grid.axis) == (grid.outer, grid.axis):
-            before, made = piece.grid, piece.node
+            before, tensor = piece.grid, piece.node
         else:
-            made = self.full(node)
+            tensor = self.full(node)
         if before.matches(grid):
-            return made
+            return tensor
         if heads == 1:  # one for all
             if grid.alike:
-                return self.select(Piece(made, grid.axis, before.positions[0]), grid.axis, grid.positions[0], value)
+                return self.select(Piece(tensor, grid.axis, before.positions[0]), grid.axis, grid.positions[0], value)
             grid = replace(grid, heads=np.zeros_like(grid.heads))
         if before.alike and grid.alike:
-            made = self.select(Piece(made, grid.axis, before.positions[0]), grid.axis, grid.positions[0], value)
-            return self.select(Piece(made, grid.outer, before.heads), grid.outer, grid.heads, value)
+            tensor = self.select(Piece(tensor, grid.axis, before.positions[0]), grid.axis, grid.positions[0], value)
+            return self.select(Piece(tensor, grid.outer, before.heads), grid.outer, grid.heads, value)
         call, last = self.graph.call_method, value.ndim - 1
         order = [axis for axis in range(value.ndim) if axis not in (grid.outer, grid.axis)] + [grid.outer, grid.axis]
-        flat = call("flatten", (call("permute", (made, *order)), last - 1, last))
+        flat = call("flatten", (call("permute", (tensor, *order)), last - 1, last))
         channels = torch.empty([1] * (last - 1) + [heads * width], device="meta")
         flat = self.select(Piece(flat, last - 1, before.numbered(width)), last - 1, grid.numbered(width), channels)
         apart = call("unflatten", (flat, last - 1, grid.positions.shape))

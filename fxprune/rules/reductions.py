@@ -24,8 +24,8 @@ _BREAK = ("logsumexp", "prod", "argmax", "argmin", "all", "any")
 def reduce(op: Op) -> Any:
     name = name_of(op.node)
     if _elementwise(op):  # torch.max(x, y); y may be a parameter
-        found = [op.find(op.raw(0)), op.find(op.raw(1, "other"))]
-        return Flow(any_of(op, [flow for flow in found if flow is not None]), clean=None not in found)
+        operands = [op.find(op.raw(0)), op.find(op.raw(1, "other"))]
+        return Flow(any_of(op, [flow for flow in operands if flow is not None]), clean=None not in operands)
     flow = op.flow()
     axes = reduced_axes(op, flow.ids.ndim)
     ids = _without_positions(op.table, flow.ids, axes)

@@ -92,15 +92,15 @@ class Op:
         """A setting: the module's attribute, the keyword, or the positional argument."""
         if self.module is not None:
             return getattr(self.module, name, default)
-        found = self.node.kwargs.get(name, self.node.args[position] if position < len(self.node.args) else default)
-        return fx.node.map_arg(found, lambda n: n.meta["value"])
+        setting = self.node.kwargs.get(name, self.node.args[position] if position < len(self.node.args) else default)
+        return fx.node.map_arg(setting, lambda n: n.meta["value"])
 
     def flow(self, position: int = 0, name: str = "input") -> Flow:
         """The flow of a tensor argument; a parameter or a number has none."""
-        found = self.find(self.raw(position, name))
-        if found is None:
+        flow = self.find(self.raw(position, name))
+        if flow is None:
             raise NoChannels(f"{self.node.name}: argument {position} carries no channels")
-        return found
+        return flow
 
     def known(self, argument: Any) -> Any:
         """An argument with every constant tensor replaced by its value; raises where one depends on the input."""
@@ -116,8 +116,8 @@ class Op:
         return fx.node.map_arg(argument, value)
 
     def find(self, argument: Any) -> Flow | None:
-        found = self.flows.get(argument) if isinstance(argument, fx.Node) else None
-        return found if isinstance(found, Flow) else None
+        flow = self.flows.get(argument) if isinstance(argument, fx.Node) else None
+        return flow if isinstance(flow, Flow) else None
 
     @property
     def inputs(self) -> list[fx.Node]:
@@ -200,12 +200,12 @@ def rule(*targets: Hashable, lazy: bool = False) -> Callable[[Relate], Rule]:
     """Register a rule for functions, method names and module classes."""
 
     def register(relate: Relate) -> Rule:
-        made = Rule(relate, lazy=lazy)
+        registered = Rule(relate, lazy=lazy)
         for target in dict.fromkeys(targets):  # some functions go by two names
             if target in RULES:
                 raise RuleError(f"two rules for {target}", fix="remove one: an op has exactly one rule")
-            RULES[target] = made
-        return made
+            RULES[target] = registered
+        return registered
 
     return register
 

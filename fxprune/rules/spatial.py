@@ -22,7 +22,7 @@ def _keeps_channels(flow: Flow, axes: int) -> bool:
 
 def _by_rank(*stems: str) -> list[Any]:
     """nn.MaxPool1d .. 3d, F.max_pool1d .. 3d, and where they exist the torch and method spellings."""
-    found: list[Any] = []
+    targets: list[Any] = []
     for stem in stems:
         name = {"max_pool": "MaxPool", "avg_pool": "AvgPool", "adaptive_avg_pool": "AdaptiveAvgPool",
                 "adaptive_max_pool": "AdaptiveMaxPool", "lp_pool": "LPPool"}[stem]  # fmt: skip
@@ -30,9 +30,9 @@ def _by_rank(*stems: str) -> list[Any]:
             candidates = [(nn, f"{name}{rank}d"), (F, f"{stem}{rank}d"), (torch, f"{stem}{rank}d")]
             for owner, attribute in candidates:
                 target = getattr(owner, attribute, None)
-                if target is not None and target not in found:
-                    found.append(target)
-    return found
+                if target is not None and target not in targets:
+                    targets.append(target)
+    return targets
 
 
 @rule(*_by_rank("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool"))

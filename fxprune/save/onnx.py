@@ -113,8 +113,9 @@ def _logits(graph: Any, calls: list[LayerCall]) -> set[Any]:
     for node in graph.node:
         own = layers.get(node.output[0])
         operands = [writers.get(name, frozenset()) for name in node.input]
-        made = frozenset([frozenset([own.key])]) if own is not None else written_by(operands, node.op_type == "Concat")
-        writers.update(dict.fromkeys(node.output, made))
+        mixed = written_by(operands, node.op_type == "Concat")
+        written = mixed if own is None else frozenset([frozenset([own.key])])
+        writers.update(dict.fromkeys(node.output, written))
     results = frozenset().union(*(writers.get(value.name, frozenset()) for value in graph.output))
     return {call.key for call in calls if frozenset([call.key]) in results and call.kind not in _CONVOLUTIONS}
 

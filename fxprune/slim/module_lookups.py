@@ -22,7 +22,7 @@ class _Lookup:
 
 
 def share_lookups(body: list[str]) -> list[str]:
-    """For ``Graph.on_generate_code``.
+    """For ``Graph.on_generate_code``, which writes a statement per node: a layer is called by a whole statement.
 
     >>> print("".join(share_lookups(['y = getattr(self.a, "0").one(x)\\n', 'return getattr(self.a, "0").two(y)\\n'])))
     a_0 = self._modules["a"]._modules["0"]._modules
@@ -33,11 +33,8 @@ def share_lookups(body: list[str]) -> list[str]:
     text = "".join(body)
     if "\x1b" in text:  # in colours, for a terminal
         return body
-    tree = ast.parse(text)
-    lookups = sorted(
-        (each for node in ast.walk(tree) for each in _layer_of(node)), key=lambda each: (each.line, each.start)
-    )
-    taken = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    lookups = [each for statement in ast.parse(text).body for each in _layer_of(getattr(statement, "value", None))]
+    taken = set(_NAME.findall(text))
     lines = [line.encode() for line in text.split("\n")]
     names: dict[tuple[str, ...], str] = {}
     blocks: dict[int, list[bytes]] = {}
@@ -51,12 +48,17 @@ def share_lookups(body: list[str]) -> list[str]:
     return [b"\n".join(part for number, line in enumerate(lines) for part in (*blocks.get(number, ()), line)).decode()]
 
 
-def _layer_of(node: ast.AST) -> list[_Lookup]:
+_NAME = re.compile(r"(?<![\w.])[^\W\d]\w*")  # some of these are names of arguments, or words in a message
+
+
+def _layer_of(node: ast.AST | None) -> list[_Lookup]:
     """What a call such as ``self.layer1.conv(x)`` calls."""
-    path = _path(node.func) if isinstance(node, ast.Call) else None
+    if not isinstance(node, ast.Call):
+        return []
+    func = node.func
+    path = _path(func)
     if not path:
         return []
-    func = node.func  # type: ignore[attr-defined]
     assert func.end_col_offset is not None and func.lineno == func.end_lineno
     return [_Lookup(path[:-1], path[-1], func.lineno - 1, func.col_offset, func.end_col_offset)]
 

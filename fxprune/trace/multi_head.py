@@ -188,8 +188,8 @@ class _Heads:
 
 def _value(tensor: Any) -> torch.Tensor:
     """A mask that nothing but the model's code makes is a plain tensor."""
-    made: torch.Tensor = tensor.value if proxies(tensor) else tensor
-    return made
+    plain: torch.Tensor = tensor.value if proxies(tensor) else tensor
+    return plain
 
 
 def _added(mask: Any, query: ShapeProxy) -> Any:
