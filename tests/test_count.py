@@ -8,9 +8,9 @@ from torch import nn
 
 from fxprune.api import analyse
 from fxprune.count import count
+from tests.exactness import LESS
 from tests.models import ZOO
 from tests.save.artefact_nets import slim_of
-from tests.test_costs_by_others import LESS
 
 
 @pytest.mark.parametrize("name", ZOO)
