@@ -1,4 +1,4 @@
-"""Everything known about a model before it is touched: the one analysis under wrap, export and inspect."""
+"""All that is known about a model before it is changed: wrap, export and inspect use the same analysis."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Analysis:
 
     @cached_property
     def places(self) -> dict[str, list[int]]:
-        """Gates of places inside of attention heads: which channel of each head a place is, the strongest first. That
-        is decided by the weights as they are at ``wrap``, and stays."""
+        """For gates of places inside of attention heads: which channel of each head a place is, the strongest first.
+        The weights at the time of ``wrap`` decide that, and it stays."""
         return {unit.name: unit.rows.tolist() for unit in self.units if unit.grain == "width"}
 
     @property
@@ -71,12 +71,12 @@ class Analysis:
 
 
 def logits(layers: tuple[Layer, ...]) -> frozenset[str]:
-    """Linear layers that alone write a model output: the volume leaves them out."""
+    """Linear layers that alone write a model output: they do not count in the volume."""
     return frozenset(layer.name for layer in layers if layer.writes_output and not layer.calls[0].is_conv)
 
 
 def warn_of_hooks(model: nn.Module, traced: Trace) -> None:
-    """Modules that the graph looks into are not called any more, nor are their hooks."""
+    """Warn: a module whose code is part of the graph is not called any more, and neither are its hooks."""
     kept = tuple(f"{node.target}." for node in traced.graph.nodes if node.op == "call_module")
     silent = [
         name or "the model"
@@ -142,7 +142,7 @@ def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def check_data(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse the meta device where numbers are needed."""
+    """Refuse tensors on the meta device, where numbers are needed."""
     for name, tensor in tensors:
         if tensor.is_meta:
             raise ModelError(
@@ -170,7 +170,7 @@ def check_finite(model: nn.Module) -> None:
 
 
 def _is_fine(tensor: torch.Tensor, finite: bool) -> bool:
-    """A finite sum settles it, ten times faster; a sum may also overflow."""
+    """Looks at the sum first, which is ten times faster; only a sum that is not finite needs a closer look."""
     if bool(torch.isfinite(tensor.sum())):
         return True
     return bool(torch.isfinite(tensor).all()) if finite else not bool(torch.isnan(tensor).any())

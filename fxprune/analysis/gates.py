@@ -19,7 +19,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Ungated(Enum):
-    """Why a layer has no gate, as it is told; of those that hold the first counts."""
+    """Why a layer has no gate, in the words that users read; the first reason that holds is given."""
 
     DEPTHWISE = "depthwise: dies with its input channel"
     IGNORED = "ignored on request"
@@ -33,7 +33,7 @@ class Ungated(Enum):
 class Unit:
     """Gate variables of one kind: a layer's channels, its groups, the heads that it computes, the places in them."""
 
-    name: str  # the layer's; with its role in attention behind it: "attn.qkv.heads"
+    name: str  # the layer's name; in attention with the role behind it: "attn.qkv.heads"
     calls: tuple[Mixer, ...]
     start: int  # the first of its variables
     variables: int
@@ -43,7 +43,7 @@ class Unit:
 
     @property
     def of_heads(self) -> bool:
-        """Whether it gates heads, or places inside of them: a channel then hangs on more than one unit."""
+        """Whether it gates heads, or places inside of them: then a channel depends on more than one unit."""
         return self.grain in ("head", "width")
 
     @property
@@ -70,7 +70,7 @@ class Layer:
     calls: tuple[Mixer, ...]
     units: tuple[Unit, ...] = ()
     ungated: Ungated | None = None
-    freezes: tuple[Freeze, ...] = ()  # every op that keeps its channels
+    freezes: tuple[Freeze, ...] = ()  # every op that freezes some of its channels
     writes_output: bool = False  # alone
 
     @property
@@ -83,7 +83,7 @@ class Layer:
 
     @property
     def grain(self) -> str:
-        """What its gates close, in one word; "" without any."""
+        """What its gates close, in one word; "" if there are none."""
         return self.units[0].grain if self.units else ""
 
     @property
@@ -99,9 +99,9 @@ class Layer:
 def place_gates(
     channels: Channels, ignore: tuple[str, ...] = (), places: Mapping[str, Sequence[int]] | None = None
 ) -> tuple[Layer, ...]:
-    """Hang gate variables on the rows of the id table and report what every layer got.
+    """Give gate variables to the rows of the id table, and report what every layer got.
 
-    ``places`` are the ``rows`` of units inside of heads, where they were decided before: by weights that have changed.
+    ``places``: the ``rows`` of units inside of heads, if they were decided earlier, by the weights of that time.
     """
     calls = by_name(channels.mixers)
     if not calls:
@@ -161,7 +161,7 @@ def place_gates(
 
 
 def names_like(name: str, known: Sequence[str]) -> str:
-    """To be told to someone who gave a wrong name: those of the same layer, if there are any.
+    """Suggestions for a wrong name: the gates of the same layer, if there are any.
 
     >>> names_like("qkv", ["stem", "qkv.heads", "qkv.values"]), names_like("qkv.head", ["stem", "qkv.heads"])
     ("'qkv.heads' or 'qkv.values'", "'qkv.heads'")
@@ -173,7 +173,7 @@ def names_like(name: str, known: Sequence[str]) -> str:
 
 
 def _hang(channels: Channels, mixers: list[Mixer], units: list[Unit]) -> None:
-    """Tell the id table which variables each row hangs on."""
+    """Tell the id table on which variables each row depends."""
     count = mixers[0].ids.size
     slots = max(1, int(np.sum([unit.rows != OPEN for unit in units], axis=0).max())) if units else 1
     gate = np.full((slots, count), OPEN, dtype=np.int64)
@@ -218,7 +218,7 @@ def _grains(
 
 
 def _frozen(channels: Channels) -> Bools:
-    """Which freeze keeps which id (ids x freezes): backwards through joins, up to the rows that write it."""
+    """Which freeze keeps which id (ids x freezes), followed back through joins to the rows of layers."""
     kept = np.zeros((channels.table.size, len(channels.freezes)), dtype=bool)
     if not channels.freezes:
         return kept
@@ -236,7 +236,7 @@ def _frozen(channels: Channels) -> Bools:
 
 
 def _written_alone(channels: Channels) -> Bools:
-    """Ids that a model output shows as they are: nothing prunable is added to them on the way."""
+    """Ids that reach a model output without anything prunable added to them."""
     alone = np.zeros(channels.table.size, dtype=bool)
     for ids in channels.outputs:
         alone[ids] = True
@@ -252,7 +252,7 @@ def _written_alone(channels: Channels) -> Bools:
 
 
 def _is_statistic(channels: Channels, ids: Ids, operands: list[Ids]) -> bool:
-    """Is it computed from another one of the operands, and no layer's output: the sum of a softmax, a variance?"""
+    """Is it a value such as a variance or the sum of a softmax, computed from another operand and not by a layer?"""
     layers = {mixer.node.name for mixer in channels.mixers}
     read: list[Ids] = []
     for source in map(channels.table.source, np.unique(ids).tolist()):
@@ -272,7 +272,7 @@ def _only_scale(channels: Channels) -> Bools:
         if isinstance(block, Mix):
             np.add.at(uses, block.inputs.reshape(-1), 1)
             continue
-        # What also hangs on something else (the size of another tensor) still scales what it scaled.
+        # What depends on something else too (the size of another tensor) still scales what it scaled.
         passed = (uses[block.out] == scales[block.out]) & (uses[block.out] > 0) & (block.kind == "all")
         for position, operand in enumerate(block.operands):
             np.add.at(uses, operand, 1)

@@ -82,7 +82,7 @@ class Guards:
 
 @dataclass(frozen=True, eq=False)
 class Requirement:
-    """What the input says must reach one of ``ids``, one of them must live, or every one of them."""
+    """What must live: one of ``ids`` must carry the signal of the input, or one of them must live, or all of them."""
 
     what: str
     ids: Ids
@@ -130,7 +130,7 @@ def find_guards(channels: Channels, layers: tuple[Layer, ...], logic: Logic) -> 
         layer = unit.calls[0].name
         if name in every:
             guards.append(Guard(layer, name, search.keeps[every[name][0]], choices[name], name in read))
-        elif unit.of_scores:  # without any, all positions weigh the same: a head dies by its values
+        elif unit.of_scores:  # without queries all positions get the same weight: only values make a head die
             whole = np.arange(unit.part.start, unit.part.stop)
             guards.append(Guard(layer, name, "the scores of its heads", (whole,), read=False))
     return Guards(tuple(guards))
@@ -145,7 +145,7 @@ class _Search:
         self.keeps: dict[int, str] = {}  # gate variable -> what would die without it
 
     def possible(self, wanted: list[Requirement]) -> list[Requirement]:
-        """Without those that no mask meets: an output that the input never reaches."""
+        """Leave out requirements that no mask can meet: an output that the input never reaches."""
         return [requirement for requirement in wanted if self.costs.meet(requirement)]
 
     def guarded(self, wanted: list[Requirement], known: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -164,9 +164,9 @@ class _Search:
         return guarded
 
     def _suspects(self, names: list[str], guarded: list[str], wanted: list[Requirement]) -> list[str]:
-        """Layers without which the others may keep everything alive: the ways to several outputs replace each other.
+        """Layers that may not be needed: with several outputs, the way to one may serve another.
 
-        What is left in the end needs each of its layers, so that a channel of each is not only alive but read as well.
+        In the end each layer that is left is needed: a channel of it is not only alive but read as well.
         """
         whole = np.zeros(len(self.owner), dtype=bool)
         for name in guarded:
@@ -190,8 +190,8 @@ class _Search:
         return all(costs.meet(requirement) for requirement in wanted)
 
     def widest(self, ways: dict[str, list[int]], wanted: list[Requirement]) -> dict[str, tuple[Ids, ...]]:
-        """Per guarded layer the largest sets that are proved to be enough: its whole, channels that are read alike, or
-        the gates of the cheapest way alone, which always are."""
+        """Per guarded layer the largest sets that are proved to be enough: the whole layer, channels that have the same
+        readers, or only the gates of the cheapest way, which are always enough."""
         proof = _Proof(self.table, wanted, len(self.owner))
         chosen = {name: tuple(np.array([variable]) for variable in ways[name]) for name in ways}
 
@@ -199,7 +199,7 @@ class _Search:
             tried = {**chosen, **{name: wider[name] for name in names}}
             if proof.holds(tried.values()):
                 chosen.update(tried)
-            elif len(names) > 1:  # halves: of a thousand layers a few are not enough
+            elif len(names) > 1:  # by halves: of a thousand layers only a few are not enough
                 widen(names[: len(names) // 2], wider)
                 widen(names[len(names) // 2 :], wider)
 
@@ -214,7 +214,7 @@ class _Search:
         return chosen
 
     def _read_alike(self, names: list[str]) -> dict[int, Ids]:
-        """Per gate variable those of the same layer whose channels are read in the same places."""
+        """Per gate variable, the variables of the same layer whose channels have the same readers."""
         places = np.zeros(self.table.size, dtype=np.uint64)
         numbers = np.random.default_rng(0)
         for block in self.table.blocks:
@@ -234,7 +234,7 @@ class _Search:
 
 
 class _Costs:
-    """Per id, how many gates the cheapest way to it opens: to let it live, and to let it say something of the input."""
+    """Per id, how many gates the cheapest way to it opens: to let it live, and to let it carry the signal."""
 
     def __init__(self, table: IdTable, prices: Floats) -> None:
         self.table = table
@@ -254,7 +254,7 @@ class _Costs:
         self.done: set[tuple[int, bool]] = set()
 
     def _more(self, ids: Ids) -> Floats:
-        """What the signal costs beyond life."""
+        """How many gates the signal costs beyond those that let the id live."""
         life = self.life[ids]
         more: Floats = self.signal[ids] - np.where(np.isfinite(life), life, 0.0)
         return more
@@ -263,7 +263,7 @@ class _Costs:
         return requirement.met(np.isfinite(self.life), np.isfinite(self.signal))
 
     def way(self, requirement: Requirement) -> list[int]:
-        """The gate variables on the cheapest way; what is open for one requirement is free for the next."""
+        """The gate variables on the cheapest way; a gate opened for one requirement costs the next one nothing."""
         if requirement.how == "every":
             stack = [(int(identity), False) for identity in requirement.ids]
         else:
@@ -295,11 +295,11 @@ class _Costs:
 
 
 class _Proof:
-    """Whether everything is met if of each choice one gate is open, whichever it is.
+    """Is every requirement met if one gate of each choice is open, whichever it is?
 
-    For all combinations at once: an id surely lives, surely says something of the input, or is one of a *clause*, a set
-    of ids of which at least one surely says something. The rows of a choice are a clause; an op that carries all ids of
-    a clause on makes a new one.
+    For all combinations at once: an id surely lives, surely carries the signal of the input, or is in a *clause*: a set
+    of ids of which at least one surely carries it. The rows of a choice are a clause; an op that passes on all ids of a
+    clause makes a new one.
     """
 
     CLAUSES = 2  # that are remembered of an id
@@ -336,11 +336,11 @@ class _Proof:
         return self._says(ids) or (requirement.how == "one" and bool(self.life[ids].any()))
 
     def _says(self, ids: Ids) -> bool:
-        """Whether one of them surely says something."""
+        """Does one of them surely carry the signal?"""
         return bool(self.sure[ids].any()) or bool(self._whole(ids).size)
 
     def _whole(self, ids: Ids) -> Ids:
-        """The clauses all of whose ids are among these."""
+        """The clauses that lie completely in these ids."""
         seen, counts = np.unique(self.clauses[np.unique(ids)], return_counts=True)
         return np.array([clause for clause, n in zip(seen.tolist(), counts.tolist(), strict=True)
                          if clause >= 0 and n == self.sizes[clause]], dtype=np.int64)  # fmt: skip
@@ -372,14 +372,14 @@ class _Proof:
             combinations = int(counts[choice].prod())
             of_choice = (which == choice).all(1)
             rows, variables = out[of_choice], distinct(gates[of_choice])[1]
-            if np.unique(variables).size == combinations > 1:  # else the open one may be one that nothing feeds
+            if np.unique(variables).size == combinations > 1:  # else the open gate may be of a row without input
                 order = np.argsort(variables, kind="stable")
                 _, starts, each = np.unique(variables[order], return_index=True, return_counts=True)
-                for nth in range(int(each.min())):  # an open gate lets all of its rows live
+                for nth in range(int(each.min())):  # an open gate lets all its rows live
                     self._new(rows[order][starts + nth])
 
     def _some_group(self, block: Mix) -> None:
-        """A clause that the groups share feeds one of them at least, as in a depthwise convolution."""
+        """A clause spread over the groups feeds at least one of them, as in a depthwise convolution."""
         for clause in self._whole(block.inputs).tolist():
             groups = (self.clauses[block.inputs] == clause).any((1, 2))
             for row in block.out[groups].T:
@@ -410,7 +410,7 @@ class _Proof:
                     self._new(out[carries])
 
     def _follow(self, ids: Ids, others: Ids) -> bool:
-        """Whether all ``ids`` live whenever the one in ``others`` does: statistics that are computed from it."""
+        """Do all ``ids`` live whenever the one in ``others`` does, as statistics do that are computed from it?"""
         ids, others = ids[ids != others], others[ids != others]
         numbers = np.searchsorted(self.starts, ids, side="right") - 1
         if (numbers < 0).any():

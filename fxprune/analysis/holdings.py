@@ -1,7 +1,7 @@
-"""What the slim net holds and runs beside layers: how much of each parameter, and how much of each product of matrices.
+"""What the slim net holds and runs beside its layers: how much of each parameter, and of each product of matrices.
 
-Rules note products, and what a module of their own (a norm) holds, and say of a constant (a position table, a scale per
-channel) how it is cut. Anything else is held in full by an op that is there at all.
+Rules note products and what a module (a norm) holds, and say how a constant (a position table, a scale per channel) is
+cut. Everything else is held in full, as long as the op that reads it is there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Held = tuple[tuple[Affine, ...], tuple[Product, ...], tuple[Uncut, ...]]
 
 
 def holdings(channels: Channels, notes: Notes) -> Held:
-    """What rules have noted and what they have not, each with who reads it."""
+    """What rules have noted, and what they have not, each with its readers."""
     trace, flows = channels.trace, channels.flows
 
     def op_of(node: fx.Node) -> Op:
@@ -57,7 +57,7 @@ def holdings(channels: Channels, notes: Notes) -> Held:
             if cut is None:
                 uncut.append(Uncut(node, name, ids, ids, size, 0))
                 continue
-            known = cuts.setdefault(name, [])  # what is cut in several ways is there several times
+            known = cuts.setdefault(name, [])  # what is cut in two ways is held twice
             number = next((n for n, other in enumerate(known) if np.array_equal(other, cut.ids)), len(known))
             known[number:] = known[number:] or [cut.ids]
             name = f"{name} ({number})"
@@ -74,7 +74,7 @@ def holdings(channels: Channels, notes: Notes) -> Held:
 
 
 def _products(channels: Channels, notes: Notes) -> tuple[list[Product], list[Uncut]]:
-    """Those along several axes that are no heads of attention run in full."""
+    """Products whose ids vary along several axes run in full, unless they are heads of attention."""
     of_heads = channels.of_heads.copy()
     for block in channels.table.blocks:
         if isinstance(block, Join):  # queries that meet keys
@@ -86,14 +86,14 @@ def _products(channels: Channels, notes: Notes) -> tuple[list[Product], list[Unc
 
 
 def _may_lack(op: Op) -> bool:
-    """Some of what lives behind an op that makes something of zeros may not live before it: then it runs in full."""
+    """An op that turns zeros into numbers runs in full if channels may live behind it that do not live before it."""
     flow = op.find(op.node)
     sources = [op.flows[node].ids for node in op.inputs if op.flows[node].ids.size > 1]
     return flow is not None and not all(_lives_within(op.table, flow.ids, ids) for ids in sources)
 
 
 def _lives_within(table: IdTable, ids: Ids, others: Ids) -> bool:
-    """Does none of ``ids`` live without the other at its place?"""
+    """Does each of ``ids`` only live if the other one at its place does?"""
     if ids.shape != others.shape:
         return False
     differ = ids != others
@@ -113,9 +113,9 @@ _NOBODY = np.array([ZERO])
 
 
 def _readers(graph: fx.Graph, flows: dict[fx.Node, Any]) -> dict[fx.Node, Ids]:
-    """Op -> ids, one of which at least the slim net computes if it runs the op. Ops that lead to no output have none.
+    """Op -> ids of which the slim net computes at least one if it runs the op. Ops that lead to no output have none.
 
-    They are those that the op makes, and where it passes others on, those of its readers.
+    These are the ids that the op makes; if it passes on the ids of others, also those of its readers.
     """
     readers: dict[fx.Node, Ids] = {}
     for node in reversed(list(graph.nodes)):
@@ -152,7 +152,7 @@ def _has_parameter(node: fx.Node, op: Op) -> bool:
 
 
 def _flops(op: Op) -> int:
-    """Of the example's batch."""
+    """Of the op, for the example's whole batch."""
     args: Any = fx.node.map_arg(op.node.args, lambda node: node.meta["value"])
     kwargs: Any = fx.node.map_arg(op.node.kwargs, lambda node: node.meta["value"])
     called: Any = op.module if op.node.op == "call_module" else op.node.target

@@ -21,7 +21,7 @@ from fxprune.trace.tracer import Leaf, Specialisation
 
 @dataclass(frozen=True)
 class UnitInfo:
-    """Gates of one kind, under the name that ``wrapped.gates`` and ``set_masks`` know them by."""
+    """Gates of one kind, by their name in ``wrapped.gates`` and ``set_masks``."""
 
     name: str
     closes: str  # what one of them closes: "channel", "group", "group norm", "head", or "width": a place in every head
@@ -106,7 +106,7 @@ class Inspection:
 
     @classmethod
     def restored(cls, data: Any) -> Inspection:
-        """What ``as_dict`` gave, after a way through JSON; a ValueError if it is something else."""
+        """The inspection that ``as_dict`` wrote, read from JSON; a ValueError if it is something else."""
         seen = _restored(cls, data, "")
         assert isinstance(seen, Inspection)
         for name, node in seen.nodes.items():
@@ -120,7 +120,7 @@ class Inspection:
 
 
 def plain(value: Any) -> Any:
-    """What JSON has no word for (infinity, a dtype that a branch looked at) becomes text.
+    """What JSON cannot express (infinity, a dtype that a branch looked at) becomes text.
 
     >>> plain({"a": (1, float("inf"), complex(1, 2))})
     {'a': [1, 'inf', '(1+2j)']}
@@ -137,7 +137,7 @@ def plain(value: Any) -> Any:
 
 
 def _restored(hint: Any, value: Any, where: str) -> Any:
-    """``value`` as the annotation ``hint`` says; ``where`` it stands is told if it is not."""
+    """``value`` in the type of the annotation ``hint``; the error says ``where`` it is not of that type."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return value

@@ -23,7 +23,7 @@ from fxprune.trace.values import Values
 
 @dataclass
 class _Answers:
-    """What rules have said of ops, beside the ids that come out."""
+    """What rules have answered for ops, beside the ids that come out."""
 
     zeros: dict[fx.Node, Zeros] = field(default_factory=dict)
     anchors: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def _relate_node(
 
 
 def _also_sized(node: fx.Node, flows: dict[fx.Node, Any], sources: set[fx.Node], table: IdTable) -> Flow:
-    """An op told the size of another tensor needs that tensor, too: as long as the op lives, something of it must."""
+    """An op that is given the size of another tensor needs it: while the op lives, some of that tensor must live."""
     flow: Flow = flows[node]
     own = [flows[n].ids for n in node.all_input_nodes if isinstance(flows.get(n), Flow)]
     for source in sorted(sources, key=lambda n: n.name):
@@ -121,7 +121,7 @@ def _also_sized(node: fx.Node, flows: dict[fx.Node, Any], sources: set[fx.Node],
 
 
 def _masked(flow: Any, op: Op) -> Any:
-    """What a mask leaves behind. A mask has one entry per channel: positions within a channel live and die together."""
+    """The flow behind a mask. It has one entry per channel: all positions of a channel live or die together."""
     if not isinstance(flow, Flow) or flow.clean:
         return flow
     ids, filled = not_zero(op, flow.ids), flow.filled or padded(flow.ids)
@@ -132,7 +132,7 @@ def _masked(flow: Any, op: Op) -> Any:
 
 
 def _handed_on(flow: Any) -> Any:
-    """Without what was said of the op that made it: behind its mask it is clean."""
+    """Without what its op said of itself: behind the mask the flow is clean."""
     return replace(flow, clean=True, filled=False, gate_of=None) if isinstance(flow, Flow) else flow
 
 

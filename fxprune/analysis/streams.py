@@ -1,5 +1,5 @@
-"""The layer graph in networkx: layers and joins, residual streams, pooling blocks; and which channels are one and
-the same position of a stream."""
+"""The layer graph in networkx: layers and joins, residual streams, pooling blocks; and which channels are the same
+position of a stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stream:
 def layer_graph(channels: Channels) -> nx.DiGraph:
     """Nodes: ``input``, ``conv``, ``linear``, ``add``, ``mul``, ``cat``, ``output`` (attribute ``kind``).
 
-    Edges contract everything in between.
+    Everything in between is contracted into edges.
     """
     graph = nx.DiGraph()
     mixers = {mixer.node: mixer for mixer in channels.mixers}
@@ -51,7 +51,7 @@ def layer_graph(channels: Channels) -> nx.DiGraph:
 
 
 def node_kind(node: fx.Node, channels: Channels, mixers: dict[fx.Node, Mixer]) -> str | None:
-    """What the layer graph calls it; None for what it contracts."""
+    """Its kind in the layer graph; None if it is contracted."""
     if node.op in ("placeholder", "output"):
         return "input" if node.op == "placeholder" else "output"
     if node in mixers:
@@ -77,8 +77,8 @@ def streams(graph: nx.DiGraph) -> tuple[Stream, ...]:
 
 
 def pooling_blocks(graph: nx.DiGraph) -> tuple[str, ...]:
-    """Adds and concats all of whose operands were computed by layers, with no way around them: no operand is what
-    another one was computed from, and every way to an output passes.
+    """Adds and concats that cannot be bypassed, all of whose operands were computed by layers: no operand was computed
+    from another one, and every way to an output passes the join.
     """
     joins = [name for name, kind in graph.nodes(data="kind") if kind in ("add", "cat")]
     broken = [name for name in joins if not _has_identity(graph, list(graph.predecessors(name)))]
@@ -95,7 +95,7 @@ def _has_identity(graph: nx.DiGraph, operands: list[str]) -> bool:
 
 
 def dominators(graph: nx.DiGraph) -> set[str]:
-    """Layers that every way from the inputs to an output passes."""
+    """Layers through which every way from the inputs to an output goes."""
     rooted = graph.copy()
     rooted.add_node("(start)", kind="start")
     rooted.add_edges_from(("(start)", name) for name, kind in graph.nodes(data="kind") if kind == "input")
@@ -115,8 +115,8 @@ def dominators(graph: nx.DiGraph) -> set[str]:
 def labels_of(table: IdTable, units: Sequence[Unit]) -> Ids:
     """The same number for all ids that joins and gate variables tie together.
 
-    A join that would tie two gate variables of one layer ties nothing: it sums over channels, multiplies the halves of
-    a layer, or spreads a single channel over all. Heads, and places in them, are tied to nothing.
+    A join that would tie two gate variables of one layer is left out: it sums over channels, multiplies the halves of
+    a layer, or spreads a single channel over all. Heads and places in heads are not tied to anything.
     """
     label = np.arange(table.size)
     first, owner = _variables(units)
@@ -171,7 +171,7 @@ def _variables(units: Sequence[Unit]) -> tuple[Ids, Ids]:
 
 
 def _tied(label: Ids, one: Ids, other: Ids) -> Ids:
-    """Pair by pair the same label, the lower one."""
+    """The labels, with the lower one of each pair given to both."""
     while not np.array_equal(label[one], label[other]):
         lower = np.minimum(label[one], label[other])
         to = np.arange(label.size)

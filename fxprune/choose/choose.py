@@ -28,7 +28,7 @@ ArrayLike = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 def per_gate(
     call: str, given: Mapping[str, ArrayLike], units: Sequence[Unit]
 ) -> Iterator[tuple[str, slice, npt.NDArray[np.float64]]]:
-    """Name of a gate, its variables and the number given for each of them; ``call`` is who asks."""
+    """For each gate its name, its variables, and the number given for each of these; ``call`` is named in errors."""
     if not isinstance(given, Mapping):
         raise OptionError(f"{call}: a {type(given).__name__} names no layers", fix="give {layer name: numbers}")
     gated = {unit.name: unit for unit in units}
@@ -106,7 +106,7 @@ class _Search:
         self.order = np.lexsort((place, -scores))
 
     def used(self, opened: Bools) -> Any:
-        """The share of the budget, for one mask or an array for many (variables x masks)."""
+        """The share of the budget that is used: of one mask, or of each column of an array (variables x masks)."""
         return self.target.used(self.analysis.costs.exact(opened), self.analysis.full_cost)
 
     # ------------------------------------------------------------ cutting
@@ -128,7 +128,7 @@ class _Search:
         return best
 
     def least(self) -> Bools:
-        """A smallest network that is on budget: of the best scores if possible, else of whatever channels."""
+        """A small network on budget: with the best scores if possible, else with any channels that fit."""
         nothing = np.zeros(self.scores.size, dtype=bool)
         tried = []
         for scores in (self.scores, np.zeros_like(self.scores)):
@@ -147,7 +147,7 @@ class _Search:
         raise OptionError(self._unreachable(tried), fix=fix)
 
     def finish(self, opened: Bools, scores: Floats) -> Bools:
-        """Round widths down, keep minimum widths, keep the network alive; what that opened is rounded up."""
+        """Round widths down, then open what minimum widths and guards need, and round those layers up."""
         return self._resized(self.analysis.guards.hold(self._resized(opened, floor), scores), ceil)
 
     def _resized(self, opened: Bools, whole: Callable[[float], int]) -> Bools:
@@ -183,12 +183,12 @@ class _Search:
     # ------------------------------------------------------------ filling
 
     def fill(self, opened: Bools, allowed: Bools) -> Bools:
-        """Spend what is left: open the best closed gates that fit, until nobody does."""
+        """Spend what is left: open the best closed gates that fit, until none fits."""
         opened = self._spent(opened, self._groups(opened, allowed))
         return self._spent(opened, self._remainders(opened, allowed))
 
     def _spent(self, opened: Bools, groups: list[Group]) -> Bools:
-        """With the groups that fit, one after the other."""
+        """Opened groups of gates, one after the other, as long as they fit."""
         used = self.used(opened) if groups else 1.0
         for start in range(0, len(groups), AT_ONCE):
             rest = groups[start : start + AT_ONCE]
@@ -199,7 +199,7 @@ class _Search:
                     together = np.logical_or.accumulate(_trials(opened, rest), axis=1)
                     shares = self.used(together)
                     over = np.flatnonzero(shares > 1)
-                    count = int(over[0]) if over.size else len(rest)  # at least the first, which fits alone
+                    count = int(over[0]) if over.size else len(rest)  # at least the first group, which is known to fit
                     opened, used = together[:, count - 1].copy(), shares[count - 1]
                     rest = rest[count + 1 :]  # the next one does not fit
         return opened

@@ -1,12 +1,12 @@
 """Under a budget of time, widths are exchanged: fewer channels where that saves much, more where they take little.
 
-Time is a staircase: up to the next multiple of what a machine computes at once, more channels take no more of it, and
-the first one behind takes as much as many. An add of tensors with different channels takes longer than one of equal
-ones. Training follows a smooth time, which knows neither; what it chose is the start of a search among whole networks
-for the one that is worth most (``Latency.worth``) in the exact time.
+Time is a staircase: a machine computes, say, 16 channels at once, so 17 take as long as 32. And an add of tensors with
+different channels takes longer than one of equal ones. Training follows a smooth model of the time, which knows
+neither; what it chose is the start of a search among whole networks for the one with the most worth
+(``Latency.worth``) within the exact time.
 
-Worth less a price times the time is climbed, one group of channels after the other; what price leaves a network on
-budget is found by bisection.
+The search maximizes worth minus price times time, one group of channels after the other. The price at which the
+network is on budget is found by bisection.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def trade(
         if worth > most:
             best, most = reached, worth
     reached = best
-    while high > CHEAP:  # the next stair is too high: what is left is spent where it is worth less and less
+    while high > CHEAP:  # the next step costs too much: the rest is spent where it gains less and less
         high /= 2
         reached = search.climbed(reached, high, most=1.0)
     return reached if search.measured(reached[:, None])[1][0] > most else best
@@ -114,7 +114,7 @@ class _Search:
         return shares, self.worth(widths)
 
     def climbed(self, opened: Bools, price: float, most: float) -> Bools:
-        """Group after group takes the width that is best at this price, using at most so much, until none changes."""
+        """Group after group takes its best width at this price that uses at most ``most``, until none changes."""
         still = 0
         for group in ROUNDS * self.groups:
             before, opened = opened, self._best(opened, group, price, most)
@@ -140,11 +140,11 @@ class _Search:
         alive = np.zeros(group.size, dtype=bool)
         alive[group.positions[open_now]] = True
         closed = group.variables[~open_now & alive[group.positions] & self.allowed[group.variables]]
-        if closed.size:  # all who write a stream write all of it
+        if closed.size:  # all layers that write a stream then write all of it
             yield _put(opened, closed, True)
         value = np.full(group.size, -np.inf)
         np.maximum.at(value, group.positions, self.scores[group.variables])
-        joined = np.zeros(group.size, dtype=bool)  # positions that another layer writes already take nothing behind it
+        joined = np.zeros(group.size, dtype=bool)  # what another layer writes costs its readers nothing more
         joined[group.positions] = self._alive(opened)[self.stream[group.variables]]
         width = int(alive.sum())
         weakest, strongest = np.flatnonzero(alive), np.flatnonzero(~alive)

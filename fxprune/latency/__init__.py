@@ -1,1 +1,1 @@
-"""Time on this machine: measured, modelled as a cost, and used to decide between ways of writing a join."""
+"""Time on this machine: measured, modelled as a cost, and used to choose how joins are written."""

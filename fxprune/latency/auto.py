@@ -1,4 +1,4 @@
-"""Mixed, regular or between, join by join and as a whole: what measures faster here, for the example's shapes."""
+"""Mixed or regular connectivity, join by join and as a whole: whatever is faster on this machine for the example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxprune.rules import Flow
 from fxprune.slim.connectivity import Bools, regular_blocks
 
 ROUNDS = 15
-WORTH_IT = 0.98  # of the mixed net's time: less of a gain may be noise, and computes more
+WORTH_IT = 0.98  # of the mixed net's time: a smaller gain may be noise, and the net would compute more for it
 
 
 def faster_joins(
@@ -26,11 +26,11 @@ def faster_joins(
 ) -> Bools:
     """Widen layers that write to a join to the join's own channels where that costs less than it saves.
 
-    That is none of them, all, or the cheapest one: a shortcut's 1x1 convolution, to whose output the block is then
-    added in place. These networks run in turns; a join is charged with its own ops and with those of the layers that
-    write to it. What these say is only taken if the whole net is faster by it; so are the net in which every join has
-    its cheapest layer widened and the one with regular blocks throughout. Nets that somebody is to ``prepare`` first
-    (a compiler) have no ops of their own to charge: they are taken as a whole only.
+    Per join there are three choices: widen no layer, all layers, or the cheapest one (a shortcut's 1x1 convolution, to
+    whose output the block is then added in place). Nets with each choice run in turns; the time of a join is that of
+    its own ops and of the layers that write to it. The best choices make one net, which is only taken if it is faster
+    as a whole. Two more nets compete as a whole: every join with its cheapest layer widened, and regular blocks
+    throughout. Of nets that are to be ``prepare``d (compiled) single ops cannot be timed: they are compared as a whole.
     """
 
     def widened(joins: Mapping[Join, list[int]]) -> Bools:
@@ -78,7 +78,7 @@ def joins_of(channels: Channels) -> dict[Join, fx.Node]:
 
 
 def _written(channels: Channels, present: Bools, join: Join) -> list[int]:
-    """Its living operands that layers write (then no other join is affected), those of cheap channels first."""
+    """The living operands that layers write (so that no other join changes), cheapest first."""
     cost = {}
     for number, ids in enumerate(join.operands):
         writers = _writers(channels, ids)

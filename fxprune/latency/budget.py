@@ -1,4 +1,4 @@
-"""A budget of time: how a network's time becomes one of its costs, and a choice that keeps to its share of it."""
+"""A budget of time: the time of a network as one of its costs, and a choice of channels within the budget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fxprune.latency.stopwatch import device_of, example_inputs, usual_ratio
 from fxprune.slim.compile import Uncut, compile_slim
 from fxprune.slim.connectivity import Bools, present_ids
 
-MARGIN = 0.97  # another process measures a few percent more or less: stay below the budget
+MARGIN = 0.97  # two processes measure times that differ by a few percent: stay below the budget
 TRIES, ENOUGH, AIM = 8, 0.94, 0.97
 SECONDS, FEWEST, MOST = 4.0, 15, 200  # for a comparison of two nets, and rounds of it
 
@@ -50,7 +50,7 @@ def latency_of(net: Uncut) -> Latency:
 
 
 def timed_by(analysis: Analysis, latency: Latency | None) -> Analysis:
-    """The same, but time is counted by this model of it."""
+    """The same analysis, with this model of the time."""
     costs = copy.copy(analysis.costs)
     costs.latency = latency
     return replace(analysis, costs=costs)
@@ -75,7 +75,7 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
 
 def compiled(net: Uncut, present: Bools) -> fx.GraphModule:
-    """A network of these channels, to take the time of: what its gates let through does not matter."""
+    """A network with these channels, to be timed: the values of its gates do not matter."""
     ones = {name: torch.ones_like(value) for name, value in net.gate_values.items()}
     return compile_slim(replace(net, opened=_everyone(net), gate_values=ones), present)[0].eval()
 
@@ -85,8 +85,8 @@ def _everyone(net: Uncut) -> Bools:
 
 
 def in_time(net: Uncut, target: Target, choose: Callable[[Analysis, Target], Bools]) -> tuple[Bools, Analysis]:
-    """The choice whose network really takes its share of the time, and no more; and the analysis, in which the time is
-    corrected by what that network took."""
+    """The choice whose network, when measured, stays within its share of the time; and the analysis, whose model of the
+    time is corrected by that measurement."""
     analysis, share = net.analysis, dict(target.limits)[LATENCY]
     if share >= 1:
         return choose(analysis, target), analysis
@@ -109,8 +109,8 @@ def in_time(net: Uncut, target: Target, choose: Callable[[Analysis, Target], Boo
 def _tried(
     net: Uncut, target: Target, choose: Callable[[Analysis, Target], Bools], timed: Timer, again: Timer
 ) -> list[_Trial]:
-    """The model of the time is not exact: what it may be is searched for, between a limit whose net was measured to be
-    too slow and one whose net was fast enough. That one may have been lucky: it is timed in another process, too."""
+    """The model of the time is not exact. So the limit given to it is found by bisection: between one whose net was too
+    slow and one whose net was fast enough. The latter may have been luck: it is timed in another process, too."""
     analysis, limits = net.analysis, dict(target.limits)
     full = compiled(net, present_ids(analysis, _everyone(net)))
     inputs = example_inputs(analysis.channels, full)
@@ -122,7 +122,7 @@ def _tried(
         try:
             opened = choose(analysis, Target(tuple({**limits, LATENCY: limit}.items())))
         except OptionError:
-            break  # as small as it gets
+            break  # nothing smaller can be tried
         present = present_ids(analysis, opened)
         nets = [compiled(net, present), full]
         own, whole = timed(nets, inputs, rounds)

@@ -1,4 +1,4 @@
-"""Measured times are kept, so that a network is measured once on a machine, and resumed runs count as they did."""
+"""Measured times are kept in files: a network is measured once per machine, and a resumed run uses the same times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CACHE = "FXPRUNE_CACHE"
 
 
 def description(device: torch.device) -> dict[str, Any]:
-    """All that a time depends on beside the network; no names of hosts or users."""
+    """What a time depends on beside the network, without names of hosts or users."""
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -34,7 +34,7 @@ def description(device: torch.device) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """What the system calls it."""
+    """The name of the processor, as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -89,7 +89,7 @@ def _part(kind: Any, entry: dict[str, Any]) -> Any:
 
 
 def read(path: Path) -> Latency | None:
-    """What was measured before; nothing if there is no such file, or it cannot be read."""
+    """The times measured before; None if there is no such file, or it cannot be read."""
     try:
         return from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError):
@@ -97,7 +97,7 @@ def read(path: Path) -> Latency | None:
 
 
 def write(path: Path, latency: Latency, machine: dict[str, Any]) -> None:
-    """Keep it; where nothing can be kept, it is measured again the next time."""
+    """Keep the times; where no file can be written, they are measured again the next time."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, as_json(latency, machine))

@@ -1,6 +1,6 @@
 """Measure a network on this machine, and make a cost of its time.
 
-Layers are timed over the numbers of channels that they read and write, everything else as it runs in sampled nets.
+Layers are timed at several numbers of channels read and written; all other ops as they run in random pruned nets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def key(layer: Any, shape: tuple[int, ...]) -> str:
-    """Layers with the same one take the same time."""
+    """Layers with the same key take the same time."""
     weight, last = layer.weight, channels_last(layer.weight)
     parts = (*widths(layer), settings(layer), layer.bias is not None, weight.dtype, last)
     return f"{kind_of(layer).__name__} {parts} on {tuple(shape)}"
@@ -114,7 +114,7 @@ Compiled = Callable[[Bools], fx.GraphModule]
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What pruned versions of the network took: who is present in each (ids x nets), and seconds per op and net."""
+    """Times of pruned versions of the network: which ids each one computes (ids x nets), and seconds per op and net."""
 
     present: Bools
     spent: list[dict[str, float]]
@@ -185,7 +185,7 @@ def sample(analysis: Analysis, compiled: Compiled) -> Samples:
 def fitted_table(mixer: Mixer, measured: Any, taken: Floats, samples: Samples) -> Table:
     at_rows, at_columns, times = measured
     rows = mixer.ids.reshape(-1)
-    columns = np.array([ONE]) if mixer.groups > 1 else mixer.inputs.reshape(-1)  # grouped: a matter of rows alone
+    columns = np.array([ONE]) if mixer.groups > 1 else mixer.inputs.reshape(-1)  # grouped: rows alone decide
     table = Table(rows, columns, at_rows, at_columns, times)
     alone = np.array(Latency((table,)).exact(samples.present))
     there = alone > 0
@@ -206,7 +206,7 @@ def fitted_meeting(operands: tuple[Ids, ...], result: Ids, taken: Floats, sample
 
 
 def merged(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """Ops on the same channels, such as a norm and its activation, are one line."""
+    """Ops on the same channels, such as a norm and its activation, are taken together."""
     sums: dict[bytes, Line] = {}
     for line in lines:
         before = sums.get(line.ids.tobytes(), Line(line.ids, 0.0, 0.0))
@@ -215,13 +215,13 @@ def merged(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def scale(predicted: Floats, measured: Floats) -> float:
-    """What makes the relative errors smallest."""
+    """The factor that makes the relative errors smallest."""
     shares = predicted / measured
     return float(shares.sum() / np.square(shares).sum())
 
 
 def network_key(analysis: Analysis, model: nn.Module) -> str:
-    """Networks with the same one take the same time."""
+    """Networks with the same key take the same time."""
     from fxprune import __version__
 
     lines = []
@@ -234,5 +234,5 @@ def network_key(analysis: Analysis, model: nn.Module) -> str:
         lines.append(f"{node.op} {node.name} {target} {what} {shape}")
     strides = [(name, tuple(p.shape), tuple(p.stride()), str(p.dtype)) for name, p in model.named_parameters()]
     gates = [(unit.name, unit.variables) for unit in analysis.units]
-    ids = analysis.channels.table.size  # what is kept names channels by them
+    ids = analysis.channels.table.size  # the file names channels by them
     return json.dumps([lines, strides, gates, ids, WRITTEN, READ, __version__])

@@ -1,8 +1,8 @@
 """Nets that take turns in a process of their own, which keeps its memory.
 
-How glibc hands out memory depends on what a process had before. In one, large tensors come from the system each time,
-page by page, and a small net takes twice as long for it; in the next, where the same net is loaded again, they do not.
-A time that can be told beforehand needs a process that keeps what it freed.
+How glibc hands out memory depends on what the process did before. In one process large tensors come from the system
+each time, page by page, which makes a small net take twice as long; in the next, with the same net, they do not. Times
+are only reproducible in a process that keeps the memory that it freed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from fxprune.latency.process import serve
 serve(sys.stdin)
 """
 _FOUND = "times: "
-# A net with parts that only this process knows, a system without processes, one that has ended or could not load it.
+# A net with parts that only this process knows; no way to start a process; one that ended, or could not load the net.
 _ELSEWHERE = (pickle.PicklingError, AttributeError, TypeError, RuntimeError, OSError, EOFError, ValueError)
 
 
 @contextlib.contextmanager
 def own_process() -> Iterator[Timer]:
-    """``in_turns`` in another process, which ends with the block; in this one where there is no other way or no
+    """``in_turns`` in another process, which ends with the block; or in this one, if another is impossible or makes no
     difference."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         file, children = Path(folder) / "nets.pt", []  # type: Path, list[subprocess.Popen[str]]

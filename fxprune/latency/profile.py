@@ -1,4 +1,4 @@
-"""Where the time of a net goes: every op that it calls, with its layer, its work and its traffic."""
+"""Where the time of a net goes: every op that it calls, with its layer, its FLOPs and the bytes that it moves."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class OpTime:
 
     @property
     def intensity(self) -> float:
-        """FLOPs per byte: below some tens, memory is what it waits for."""
+        """FLOPs per byte: below some tens, the op waits for memory."""
         return self.flops / self.bytes if self.bytes else 0.0
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The ops of a net in their order, and the time of the whole without anybody watching."""
+    """The ops of a net in their order, and the time of the whole net, measured without watching the ops."""
 
     ops: tuple[OpTime, ...]
     seconds: float
@@ -69,7 +69,7 @@ class Profile:
 
 
 def profile(net: nn.Module, inputs: Inputs, rounds: int = ROUNDS) -> Profile:
-    """Run ``net`` some times and take the time of all that it does.
+    """Run ``net`` several times and take the time of every op.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
     >>> taken = profile(net.eval(), ((torch.zeros(1, 3, 6, 6),), {}), rounds=3)

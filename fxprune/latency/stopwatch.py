@@ -20,7 +20,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was asked to."""
+    """The time in seconds, after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -31,14 +31,14 @@ def device_of(net: torch.nn.Module) -> torch.device:
 
 
 def example_inputs(channels: Channels, net: torch.nn.Module) -> Inputs:
-    """Random numbers of the example's shapes, where and in the precision that the net has."""
+    """Random numbers in the shapes of the example, on the net's device and in its precision."""
     like = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(()))
     example = channels.trace.example
     return noise(*example, batch_size(*example), like.device, like.dtype)
 
 
 def typical(call: Callable[[], Any], device: torch.device, *, least: int = 5, seconds: float = 0.02) -> float:
-    """The median time of a call, of at least so many and of more if they take less than ``seconds``."""
+    """The median time of a call: of a few calls at least, and of more as long as they take less than ``seconds``."""
     for _ in range(2):  # the first call is never like the others
         call()
     taken: list[float] = []
@@ -51,7 +51,7 @@ def typical(call: Callable[[], Any], device: torch.device, *, least: int = 5, se
 
 @torch.inference_mode()
 def in_turns(nets: Sequence[torch.nn.Module], inputs: Inputs, rounds: int) -> list[list[float]]:
-    """Per net the time of each round: whatever else the machine does falls on all of them alike."""
+    """Per net the time of each round. Nets take turns, so that other load on the machine slows all of them alike."""
     device = device_of(nets[0])
 
     def seconds(net: torch.nn.Module) -> float:

@@ -1,4 +1,4 @@
-"""Custom autograd functions: their own backward is kept, and their forward tells what becomes of channels."""
+"""Custom autograd functions: their own backward is kept; what they do to channels is read off their forward."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Forward(nn.Module):
 
 @rule(AutogradFunction)
 def custom(op: Op) -> Flow | None:
-    """Of one tensor, element by element (a swish that saves memory): its channels pass through. Else unknown."""
+    """A function of one tensor that works element by element (a swish that saves memory) keeps its channels."""
     assert isinstance(op.module, AutogradFunction)
     rest = op.node.args[1:]
     if op.node.kwargs or any(isinstance(argument, fx.Node) for argument in rest) or not _is_tensor(op.out):
@@ -53,7 +53,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _keeps_zero(forward: nn.Module, value: torch.Tensor, shape: tuple[int, ...]) -> bool | None:
-    """Does zero stay zero? None where an op inside does not go element by element, or is not known."""
+    """Does zero stay zero? None if an op inside is unknown, or does not work element by element."""
     try:
         traced = trace(forward, (value,))
     except FxPruneError:

@@ -1,4 +1,4 @@
-"""Ops that look at one element at a time: channels pass through, some of them no longer zero when dead."""
+"""Ops that look at one element at a time: channels pass through; behind some ops a dead one is no longer zero."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fxprune.rules.registry import Cut, Flow, Op, rule, unwritten
 
 
 def _targets(names: str, *others: Hashable) -> list[Hashable]:
-    """Everything that goes by these names, ``torch.relu``, ``F.relu`` and ``x.relu()``, and the others."""
+    """All spellings of these names (``torch.relu``, ``F.relu``, ``x.relu()``), and ``others``."""
     targets: dict[Hashable, None] = dict.fromkeys(others)
     for name in names.split():
         targets.update((getattr(owner, name), None) for owner in (torch, F) if hasattr(owner, name))
@@ -57,19 +57,19 @@ def breaks_zero(op: Op) -> Flow:
 
 @rule(*_targets("alpha_dropout feature_alpha_dropout", nn.AlphaDropout, nn.FeatureAlphaDropout))
 def alpha_dropout(op: Op) -> Flow:
-    """While training it makes something of zeros."""
+    """In training, zeros become other numbers."""
     return replace(op.flow(), clean=False, writer=None)
 
 
 @rule("type_as")
 def type_as(op: Op) -> Flow:
-    """Of the other tensor nothing is read but its type."""
+    """Only the dtype of the other tensor is read."""
     return unwritten(op.flow())
 
 
 @rule(nn.Identity)
 def identity(op: Op) -> Flow:
-    return op.flow() if len(op.node.users) == 1 else unwritten(op.flow())  # others read what a batch norm would gate
+    return op.flow() if len(op.node.users) == 1 else unwritten(op.flow())  # other readers want what is not gated yet
 
 
 @rule(nn.PReLU, F.prelu, torch.prelu, "prelu")
@@ -105,14 +105,14 @@ def clamp(op: Op) -> Flow:
 
 @rule(torch.pow, "pow", operator.pow, "__pow__", "__rpow__")
 def power(op: Op) -> Flow:
-    """With an exponent that is learned, or a base that is fixed, nothing tells what becomes of zeros."""
+    """If the exponent is learned, or the base is fixed, zero may become any number."""
     base, exponent = (op.find(op.raw(position, name)) for position, name in enumerate(("input", "exponent")))
     number = op.value(1, "exponent")
     if base is None:
         return Flow(op.flow(1, "exponent").ids, clean=False)
     if isinstance(number, (int, float)):
         return replace(base, clean=number > 0, writer=None)
-    return Flow(also_reads(op.table, base.ids, exponent), clean=False)  # of a dead base it may be infinite
+    return Flow(also_reads(op.table, base.ids, exponent), clean=False)  # a base of zero may give infinity
 
 
 @rule(torch.masked_fill, "masked_fill")
@@ -131,7 +131,7 @@ def note_affine(op: Op, flow: Flow, axis: int, count: int, groups: int = 1, *, c
 
 
 def vectors(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> Cut | None:
-    """Of a functional norm: as long as channels are many, which lie on axis 1."""
+    """The vectors of a functional norm: one entry per channel of axis 1."""
     value = constant.meta["value"]
     cut = flow.axis == 1 and value.ndim == 1 and value.numel() > 1
     return Cut(flow.ids.reshape(1, -1)) if cut else None
@@ -143,9 +143,9 @@ def padded(ids: Ids) -> bool:
 
 
 def not_zero(op: Op, ids: Ids) -> Ids:
-    """Behind an op that makes something of zeros, channels that the model padded with zeros carry data.
+    """Behind an op that turns zeros into other numbers, channels that the model padded with zeros carry data.
 
-    They live as long as the tensor that they were padded to, which must not die altogether.
+    They live as long as the tensor that was padded; at least one channel of that tensor has to stay alive.
     """
     if not padded(ids):
         return ids
@@ -157,7 +157,7 @@ def not_zero(op: Op, ids: Ids) -> Ids:
 
 
 def also_reads(table: IdTable, ids: Ids, other: Flow | None) -> Ids:
-    """The same life as ``ids``, but ``other`` is needed too: a condition chooses values, it does not carry any."""
+    """As alive as ``ids``, but ``other`` is needed too: a condition chooses values without carrying any."""
     if other is None or bool(immortal(other.ids).all()):
         return ids
     return table.all(ids, table.any(ids, other.ids))
@@ -168,7 +168,7 @@ _SOFTMAX = _targets("softmax log_softmax softmin cumsum", nn.Softmax, nn.LogSoft
 
 @rule(*_SOFTMAX, nn.Softmax2d, F.normalize, F.local_response_norm, nn.LocalResponseNorm)
 def along_axis(op: Op) -> Flow:
-    """Reads a whole axis: elementwise for channels that lie on another one, else it needs every living channel."""
+    """Reads a whole axis. Channels on another axis pass through; along their own axis every living one is needed."""
     norm = op.node.target in (F.normalize, F.local_response_norm) or isinstance(op.module, nn.LocalResponseNorm)
     return share_statistics(op, statistics_axes(op), clean=norm, scaler=not norm)
 
@@ -183,20 +183,20 @@ def statistics_axes(op: Op) -> list[int]:
 
 
 def share_statistics(op: Op, axes: list[int], *, clean: bool, scaler: bool = False) -> Flow:
-    """Every element depends on all others along ``axes``: alive as before, but computing one needs all living ones."""
+    """Every element depends on all others along ``axes``: to compute one, all living ones are needed."""
     flow = op.flow()
     axes = [axis for axis in axes if flow.ids.shape[axis] > 1]
     ids = flow.ids if clean else not_zero(op, flow.ids)
     if axes:
         kept = [axis for axis in range(ids.ndim) if axis not in axes]
         groups = ids.transpose(*kept, *axes).reshape(-1, math.prod(ids.shape[axis] for axis in axes))
-        different, which = distinct(groups)  # positions of one map share theirs
+        different, which = distinct(groups)  # all positions of a map have the same ids
         statistics = op.table.mix(different, rows=1, owner=op.node.name)
         ids = op.table.all(
             ids, statistics[which].reshape([1 if axis in axes else ids.shape[axis] for axis in range(ids.ndim)])
         )
         if not clean and statistics.size > 1 and not op.table.is_grid(ids):
-            # A mask has one entry for all positions of a channel: where it is dead, its statistics make numbers of it.
+            # A mask has one entry for all positions of a channel, and a dead one becomes a number by its statistics.
             ids = op.table.collapse(ids)
             every = op.table.any(*statistics.reshape(-1, 1)).reshape((1,) * ids.ndim)
             ids = also_reads(op.table, ids, Flow(every))
@@ -234,7 +234,7 @@ def _width(op: Op) -> int:
 
 
 def beside_channels(op: Op, slim: Slim, axes: list[int]) -> Piece | None:
-    """As it is where ``axes`` leave the pruned one alone, else on the complete tensor."""
+    """The same op if the pruned axis is none of ``axes``; else the op on the complete tensor."""
     piece = slim.piece(op.inputs[0])
     if piece is None:
         return None

@@ -44,14 +44,14 @@ def add(op: Op) -> Flow | None:
     flows = [flow for _, flow in operands if flow is not None]
     if not flows:
         return None
-    if len(flows) == 1:  # a number or a per-channel parameter: nothing joins, but a dead channel becomes that number
+    if len(flows) == 1:  # a number or a parameter per channel: no join, but a dead channel becomes that number
         constant = next((argument for argument, flow in operands if flow is None), 0)
         return replace(_at_rank(op, flows[0]), clean=_is_zero(constant), writer=None)
     return Flow(any_of(op, flows))
 
 
 def any_of(op: Op, flows: list[Flow]) -> Ids:
-    """*any*; but an operand that alone gives the result its size (the others broadcast) must not die altogether."""
+    """*any*; but if one operand alone gives the result its size (the others broadcast), some of it has to live."""
     ids = op.table.any(*(flow.ids for flow in flows))
     shapes = {
         node: (1,) * (op.out.ndim - node.meta["value"].ndim) + tuple(node.meta["value"].shape) for node in op.inputs
@@ -78,7 +78,7 @@ def multiply(op: Op) -> Flow | None:
 
 
 def _at_rank(op: Op, flow: Flow) -> Flow:
-    """A constant may have more axes: channels come to lie that much further behind."""
+    """A constant may have more axes: then the axis of channels moves back by as many."""
     lead = op.out.ndim - flow.ids.ndim
     return replace(flow, ids=flow.ids.reshape((1,) * lead + flow.ids.shape)) if lead else flow
 
@@ -138,12 +138,12 @@ def addcmul(op: Op) -> Flow | None:
     return Flow(any_of(op, added), clean=len(added) == 2) if added else None  # a parameter added breaks zeros
 
 
-_ELSE = ("lerp", "hypot", "logaddexp", "logaddexp2")  # not atan2: the sign of a dead zero is anyone's guess
+_ELSE = ("lerp", "hypot", "logaddexp", "logaddexp2")  # not atan2: a dead channel may be +0 or -0
 
 
 @rule(*(getattr(torch, name) for name in _ELSE), *_ELSE, torch.complex, torch.polar)
 def of_several(op: Op) -> Flow:
-    """Element by element, of several tensors: whatever becomes of zeros, where nothing lives a mask follows."""
+    """Several tensors, element by element: whatever zeros become, a mask makes dead channels zero again."""
     return Flow(any_of(op, [op.flows[node] for node in op.inputs]), clean=False)
 
 
@@ -166,7 +166,7 @@ _ADDS = (operator.add, torch.add, "add", "__add__", "__radd__")
 
 @add.emitter
 def _add(op: Op, slim: Slim) -> Piece | GridPiece | None:
-    """Two branches meet: by what their channel sets are, a plain add, a slice add, a scatter-add or a concat."""
+    """Two branches meet. Their sets of channels decide: a plain add, a slice add, a scatter-add or a concat."""
     if len(op.inputs) == 1:
         once = op.node.args.count(op.inputs[0]) == 1 and op.inputs[0].meta["value"].ndim == op.out.ndim
         return element_by_element(op, slim) if once else both(op, slim)
@@ -182,14 +182,14 @@ def _add(op: Op, slim: Slim) -> Piece | GridPiece | None:
         return slim.piece(alive[0])
     if not plain or flow is None or flow.axis is None or len(shapes) > 1 or len(kinds) > 1 or len(alive) < 2:
         return both(op, slim)
-    alive.sort(key=lambda node: int(op.flows[node].ids.min()))  # a stream before what is added to it
+    alive.sort(key=lambda node: int(op.flows[node].ids.min()))  # the stream first, then what is added to it
     one, other = (slim.compact(node, flow.axis) for node in alive)
     assert one is not None and other is not None
     return mixed_add(op, slim, one, other, flow.axis, slim.wanted(flow.ids.reshape(-1)))
 
 
 def _of_channels(flow: Flow) -> bool:
-    """Not one id for all of them: a table resized to the size of the input, which has no samples to add to."""
+    """More than one id for the whole tensor. (One for all has a table resized to the input; it has no samples.)"""
     return flow.ids.size > 1 or bool(immortal(flow.ids).all())
 
 
@@ -314,7 +314,7 @@ def _with_zeros(op: Op, slim: Slim, axis: int | None, positions: Ids) -> Piece |
     living = next((node for node in operands if slim.flow(node) is not None), None)
     if living is None:
         return None
-    for node in dead:  # zeros of a living operand's shape do, since operands broadcast
+    for node in dead:  # zeros in the shape of a living operand are enough, since operands broadcast
         same = [n for n in operands if slim.flow(n) is not None and n.meta["value"].dtype == node.meta["value"].dtype]
         kind = {} if same else {"dtype": node.meta["value"].dtype}
         operands[node] = slim.graph.call_function(torch.zeros_like, (operands[same[0] if same else living],), kind)

@@ -27,7 +27,7 @@ def _owner(op: Op, weight: Any) -> str:
     """What users call the layer: the path of its module, or of its weight where a function is called directly."""
     if op.module is not None:
         return str(op.node.target)
-    if "layer" in op.node.meta:  # one of a module that is not made of modules
+    if "layer" in op.node.meta:  # a layer inside a module that has no submodules for its layers
         return str(op.node.meta["layer"])
     while isinstance(weight, fx.Node) and weight.op != "get_attr":  # a weight computed from a parameter
         weight = next((node for node in weight.all_input_nodes if node.op != "placeholder"), None)
@@ -38,7 +38,7 @@ def _owner(op: Op, weight: Any) -> str:
 def _fits(op: Op, name: str, ids: Ids, inputs: Ids, kernel: int, bias: bool) -> bool:
     """Does a functional call use the weight of layer ``name`` as the layer does? If not it is a layer of its own.
 
-    A tied decoder uses its encoder's weight the other way around, a blur takes no more from it than its device.
+    A tied decoder uses its encoder's weight transposed; a blur kernel only takes the device of a weight.
     """
     weight = op.raw(1, "weight")
     if any(node.op == "call_module" and node.target == name for node in op.node.graph.nodes):
@@ -77,7 +77,7 @@ def convolution(op: Op) -> Flow | None:
 
 
 def _computed(op: Op) -> bool:
-    """Not a layer: its weight or bias is computed from the input, or its settings from the input's size."""
+    """Not a layer: its weight or bias is computed from the input, or its settings from the size of the input."""
     if op.module is not None:
         return False
     if any(op.find(op.raw(position, name)) is not None for position, name in ((1, "weight"), (2, "bias"))):
@@ -108,7 +108,7 @@ def linear(op: Op) -> Flow | None:
 
 
 def _mix(op: Op, inputs: Ids, rows: int, axis: int, *, area: int, sites: int, is_conv: bool) -> Flow:
-    padding = (inputs == ZERO).all(1, keepdims=True)  # a group that reads padding alone writes its bias
+    padding = (inputs == ZERO).all(1, keepdims=True)  # a group that reads nothing but padding still writes its bias
     inputs = np.where(padding, not_zero(op, inputs), inputs) if bool(padding.any()) else inputs
     ids = op.table.mix(inputs, rows, owner=op.node.name)
     kernel, bias = math.prod(op.get("weight", 1).shape[2:]), op.get("bias", 2) is not None
@@ -126,7 +126,7 @@ _RIGHT = ("other", "mat2", "tensor2")
 
 @rule(torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__", torch.mm, "mm")
 def matmul(op: Op) -> Flow | None:
-    """``sum_k a[.., n, k] b[.., k, m]``: over space it keeps channels, over channels it mixes those alive in both."""
+    """``sum_k a[.., n, k] b[.., k, m]``: over space it keeps channels; over channels it mixes those alive in both."""
     operands = op.raw(0), op.raw(1, *_RIGHT)
     (left, right), (a, b) = map(op.find, operands), (op.value(0), op.value(1, *_RIGHT))
     if min(a.ndim, b.ndim) < 2 or (left is None and right is None):
@@ -195,7 +195,7 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
         within = np.flatnonzero(kept[groups].any(0))
         rows = np.broadcast_to(within, (groups.size, within.size))
         columns = even_columns(read[groups])
-        if this.is_depthwise and len(calls) == 1:  # any order of groups will do: take the operand's
+        if this.is_depthwise and len(calls) == 1:  # any order of groups is right: take the operand's
             existing = piece.along(axis, read.size)
             order = existing[np.isin(existing, groups)]
             groups = np.concatenate([order, groups[~np.isin(groups, order)]])
@@ -209,7 +209,7 @@ def _layer(op: Op, slim: Slim) -> Piece | None:
     layer = cut_layer(op, slim, groups, rows, columns, values if fold else None, written)
     if op.module is None and len(calls) > 1:
         called = next((call.node for call in calls if call.node.op == "call_module"), None)
-        if called is not None:  # the module holds the weight that they share, whoever comes first
+        if called is not None:  # the module holds the shared weight, whichever call comes first
             cut = cut_layer(slim.op(called), slim, groups, rows, columns, values if fold else None, written)
             slim.module(this.name, cut)
         node = _functional(op, slim, this.name, layer, node)
@@ -266,7 +266,7 @@ def _memory_format(weight: torch.Tensor) -> torch.memory_format:
 def _tensor(op: Op, slim: Slim, name: str, position: int) -> tuple[torch.Tensor | None, bool]:
     """A weight or bias, and whether it is to be trained."""
     if op.module is not None:
-        with torch.enable_grad():  # a computed weight is trained if anything is that it is computed from
+        with torch.enable_grad():  # a computed weight is trained if anything that it is computed from is trained
             _refresh(op.module, name)
             held: torch.Tensor | None = getattr(op.module, name)
         return held, held is not None and held.requires_grad
@@ -277,7 +277,7 @@ def _tensor(op: Op, slim: Slim, name: str, position: int) -> tuple[torch.Tensor 
 
 
 def _refresh(module: nn.Module, name: str) -> None:
-    """The old ``weight_norm`` and ``spectral_norm`` compute a weight before each call: do so now, for it may be old."""
+    """The old ``weight_norm`` and ``spectral_norm`` compute the weight before each call: do so now, it may be old."""
     for hook in pre_hooks(module):
         if isinstance(hook, (WeightNorm, SpectralNorm)) and hook.name == name:
             hook(module, ())
@@ -316,7 +316,7 @@ def _functional(op: Op, slim: Slim, name: str, layer: nn.Module, operand: fx.Nod
 
 
 def _scores(op: Op, slim: Slim, left: fx.Node, right: fx.Node) -> Piece | None:
-    """Queries times keys, head by head: of both the channels that live in both."""
+    """Queries times keys, head by head, with the channels that live in both."""
     one, other = (slim.flow(node) for node in (left, right))
     if one is None or other is None or slim.laid_out(left) is None or slim.laid_out(right) is None:
         return None
@@ -351,7 +351,7 @@ def _weighted(op: Op, slim: Slim, left: fx.Node, right: fx.Node) -> GridPiece | 
 
 @matmul.emitter
 def _matmul(op: Op, slim: Slim) -> Piece | GridPiece | None:
-    """Summed over channels: those alive in both. Kept channels stay on the side that they came from."""
+    """A sum over channels runs over those alive in both. Channels that are kept stay on their side."""
     left, right = op.raw(0), op.raw(1, *_RIGHT)
     assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
     by_heads = _scores(op, slim, left, right) or _weighted(op, slim, left, right)

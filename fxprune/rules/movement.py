@@ -1,5 +1,5 @@
-"""Pure data movement needs no rule of its own: run the op on a tensor of ids and read the result. In the slim graph it
-is a gather that costs nothing, the same op on a narrower tensor, or runs at full width."""
+"""Pure data movement needs no rule per op: run the op on a tensor of ids and read the result. In the slim graph it is
+free (only the order of channels changes), or the same op on a narrower tensor, or the op at full width."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def move(op: Op) -> Any:
 
 
 def _beside_batch(op: Op, ids: Ids) -> Ids:
-    """Channels that a view puts among the samples, ``x.view(b * 2, c // 2, h, w)``: alive in one of them, alive in all.
+    """Channels that a view puts beside samples, ``x.view(b * 2, c // 2, h, w)``: alive in one part means alive in all.
 
     The positions along such an axis are those of this example's batch size, and no other.
     """
@@ -94,8 +94,8 @@ def stack(op: Op) -> Flow | None:
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def cat(op: Op) -> Flow | None:
-    """Along the channels; along another axis ids simply come to vary there. A constant that is put beside tokens (a
-    class token) follows their channels."""
+    """Along the channels their ids follow one another; along another axis ids vary there. A constant beside tokens (a
+    class token) has their channels."""
     tensors = op.raw(0, "tensors")
     if isinstance(tensors, fx.Node):
         return None
@@ -109,7 +109,7 @@ def cat(op: Op) -> Flow | None:
         if value.ndim == op.out.ndim:  # torch.cat skips empty one-dimensional tensors
             parts.append(np.repeat(ids, value.shape[axis], axis) if ids.shape[axis] == 1 else ids)
     shape = [max(part.shape[k] for part in parts) for k in range(op.out.ndim)]
-    if any(size > 1 for k, size in enumerate(shape) if k != axis):  # a dead part still has its size along this axis
+    if any(size > 1 for k, size in enumerate(shape) if k != axis):  # a dead part still adds its size
         op.notes.sized += [(op.node, op.flows[node].ids.reshape(-1)) for node in tensors if op.find(node) is not None]
     beside = _beside_tokens(op, tensors, parts, axis) if len(parts) == len(tensors) else None
     if beside is not None:
@@ -119,7 +119,7 @@ def cat(op: Op) -> Flow | None:
 
 
 def _beside_tokens(op: Op, tensors: Sequence[fx.Node], parts: list[Ids], axis: int) -> Ids | None:
-    """The channels of tokens that something without channels is put beside; None where nothing is."""
+    """The channels of the tokens, if a tensor without channels of its own is put beside them; else None."""
     if any(part.size == 0 for part in parts):
         return None
     plain = [bool((part == part.flat[0]).all()) for part in parts]
@@ -141,13 +141,13 @@ def _beside_tokens(op: Op, tensors: Sequence[fx.Node], parts: list[Ids], axis: i
 
 
 def _is_constant(node: fx.Node) -> bool:
-    """Nothing of the input is in it, but sizes."""
+    """Does it depend on nothing of the input but its sizes?"""
     sources = [source for source in node.all_input_nodes if isinstance(source.meta["value"], torch.Tensor)]
     return node.op == "get_attr" or (bool(sources) and all(map(_is_constant, sources)))
 
 
 def _note_blind(op: Op, axis: int, positions: Iterable[int]) -> None:
-    """Tokens that were constants are read alone: what they know of the input they have from attention."""
+    """Tokens that begin as constants are read alone: all they know of the input comes from attention."""
     source = op.node.args[0]
     assert isinstance(source, fx.Node)
     size = source.meta["value"].shape[axis]
@@ -177,7 +177,7 @@ def getitem(op: Op) -> Any:
 
 @rule(torch.ops.aten.index.Tensor)
 def picked(op: Op) -> Flow | None:
-    """Positions that depend on the input: channels stay who they are where none of these is a channel's."""
+    """Positions that depend on the input: channels stay the same as long as the positions are not along their axis."""
     flow, entries = op.flow(), op.raw(1, "indices")
     if any(entry is not None and flow.ids.shape[axis] > 1 for axis, entry in enumerate(entries)):
         return None
@@ -191,7 +191,7 @@ def picked(op: Op) -> Flow | None:
     assert isinstance(source, fx.Node)
     ids = compress(expanded(op, source)[anywhere])
     for position in positions:
-        if not bool(immortal(position).all()):  # of the size of a tensor that may be gone
+        if not bool(immortal(position).all()):  # computed from the size of a tensor that may be removed
             ids = op.table.all(ids, position.reshape((1,) * ids.ndim))
     return Flow(ids, scaler=flow.scaler)
 
@@ -250,7 +250,7 @@ def _scales(op: Op) -> bool:
 
 @cat.constants
 def _cut_beside(op: Op, flow: Flow, constant: fx.Node, of_heads: npt.NDArray[np.bool_]) -> Cut | None:
-    """A part along the channels stays; beside other parts it has their channels."""
+    """Of a concat along the channels a constant part stays whole; along another axis it has the others' channels."""
     axis = int(op.get("dim", 1, 0)) % op.out.ndim
     others = [k for k, size in enumerate(flow.ids.shape) if size > 1 and k != axis]
     return _along(flow, others[0], constant, others[0]) if len(others) == 1 else None
@@ -267,7 +267,7 @@ def _along(flow: Flow, axis: int, constant: fx.Node, own: int) -> Cut | None:
     if constant.meta["value"].shape[own] == 1:
         return None
     ids = np.moveaxis(flow.ids, axis, 0).reshape(flow.ids.shape[axis], -1)
-    return Cut(ids[None, :, 0]) if bool((ids == ids[:, :1]).all()) else None  # what other parts lack stays
+    return Cut(ids[None, :, 0]) if bool((ids == ids[:, :1]).all()) else None  # channels that other parts lack stay
 
 
 @move.constants
@@ -367,7 +367,7 @@ def _put_together(op: Op, slim: Slim) -> Piece | None:
 @getitem.emitter
 @move.emitter
 def _move(op: Op, slim: Slim) -> Piece | GridPiece | None:
-    """Three outcomes: only the labels of channels change; the op runs on the compact tensor, or on the full one."""
+    """One of three: only the order of channels changes, the op runs on the compact tensor, or on the full one."""
     source, steps = _source(op.node, slim)
     if source is None:  # a part of what an op with several results returned
         owner = op.node.args[0]
@@ -404,7 +404,7 @@ def _move(op: Op, slim: Slim) -> Piece | GridPiece | None:
 def _parent(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor that a movement op reads, and the op itself: one node, or ``chunk`` and the ``getitem`` behind it.
 
-    Of an input that is a list or dict of tensors there is no one tensor: it is read as a whole.
+    If the input is a list or dict of tensors there is no such tensor: it is read as a whole.
     """
     steps = [node]
     owner = node.args[0]
@@ -472,7 +472,7 @@ def _write(
 
 
 def _relabel(op: Op, slim: Slim, piece: Piece, source: fx.Node, steps: list[fx.Node]) -> Piece | None:
-    """Nothing moved but channels along their own axis (chunk, shuffle, flip): the order of channels is ours anyway."""
+    """Only channels moved, along their own axis (chunk, shuffle, flip): that is free, for we choose their order."""
     value, axis = source.meta["value"], piece.axis
     assert axis is not None
     if op.out.ndim != value.ndim or any(
@@ -514,8 +514,8 @@ def _relabel(op: Op, slim: Slim, piece: Piece, source: fx.Node, steps: list[fx.N
 def _rearranged(
     op: Op, slim: Slim, piece: Piece | GridPiece, source: fx.Node, steps: list[fx.Node], grid: Grid | None
 ) -> Piece | GridPiece | None:
-    """Into heads, out of them, or their axes in another order: whatever views the model's author wrote, channels are
-    taken apart or put together, and axes permuted, once. None where positions move, too: checked on element indices."""
+    """Channels split into heads, heads joined, or their axes in another order. However many views the model has, the
+    slim net splits or joins once and permutes once. None if positions move too: checked on element indices."""
     flow, value = slim.flow(op.node), source.meta["value"]
     assert flow is not None
     before = piece.grid if isinstance(piece, GridPiece) else None
@@ -621,8 +621,8 @@ def _permuted(
 
 
 def _crops(steps: list[fx.Node], value: torch.Tensor, axis: int, slim: Slim) -> bool:
-    """Would a step drop something of a larger map, along an axis on which channels do not depend? ``x[:, :, :7]`` is
-    nothing at all for an example of that size."""
+    """Would a step drop something of a map that is larger than the example's? ``x[:, :, :7]`` drops nothing of one with
+    7 rows."""
     shape = [1] * value.ndim
     shape[axis] = -1
     current: Any = _positions(value.shape[axis]).reshape(shape).expand(value.shape)
@@ -652,7 +652,7 @@ _REARRANGES = (
 
 
 def _replay(op: Op, slim: Slim, piece: Piece, parent: fx.Node, steps: list[fx.Node]) -> Piece | None:
-    """The op on the compact tensor, if that gives the compact result: found out on element indices."""
+    """The op on the compact tensor, if that gives the compact result; this is tried on element indices."""
     value, axis = parent.meta["value"], piece.axis
     assert axis is not None
     flow = slim.flow(op.node)
@@ -705,7 +705,7 @@ _SHAPED = ("view", "reshape", torch.reshape, "expand", torch.broadcast_to)
 def _adapted(
     steps: list[fx.Node], slim: Slim, op: Op, axis: int, size: int, *, graph: bool
 ) -> dict[fx.Node, tuple[Any, ...]]:
-    """Shape arguments with the entry of the pruned axis replaced: the model's author wrote the original width there."""
+    """Shape arguments, with the original width of the pruned axis replaced by what is left of it."""
     last = steps[-1]
     if last.target not in _SHAPED or size == op.out.shape[axis]:
         return {}

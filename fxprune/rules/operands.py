@@ -1,5 +1,5 @@
-"""The slim graph while it is written: rules ask it for operands, compact, at given positions or in full, and add ops
-to it; and ways of writing an op that several rules share."""
+"""The slim graph while it is written. Rules ask it for operands (compact, at given positions, or in full) and add ops
+to it. Behind it: ways of writing an op that several rules share."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Writer:
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.buffers: dict[tuple[str, bytes], str] = {}  # kind and content of an index -> its name
 
-    # ------------------------------------------------------------ ops whose form depends on how channels lie
+    # ------------------------------------------------------------ ops whose form depends on the memory format
 
     def pad(self, node: fx.Node, axis: int, ndim: int, count: int) -> fx.Node:
         widths = [0, 0] * (ndim - 1 - axis) + [0, count]
         return self.graph.call_function(torch.nn.functional.pad, (node, widths))
 
     def scatter_add(self, base: fx.Node, axis: int, index: Ids, part: fx.Node, ndim: int) -> fx.Node:
-        """``part`` is added to these positions of ``base``, in place; in the form that is fast for how channels lie.
+        """Add ``part`` to these positions of ``base``, in place, in the form that is fastest for the memory format.
 
-        ``index_add_`` goes channel by channel: ten times slower than ``scatter_add_`` where channels lie side by side.
+        ``index_add_`` goes channel by channel: in channels-last it is ten times slower than ``scatter_add_``.
         """
         call, at = self.graph.call_method, self.buffer("index", torch.from_numpy(index))
         part = call("type_as", (part, base))  # autocast may have made them differ
@@ -53,20 +53,20 @@ class Writer:
         return call("index_add_", (base, axis, at, part))
 
     def concat(self, parts: list[fx.Node], axis: int, ndim: int) -> fx.Node:
-        """One after the other; in the form whose result keeps how channels lie, also in a net that is compiled."""
+        """Parts one after the other, in the form whose result keeps the memory format, in a compiled net too."""
         if self.side_by_side(axis, ndim):
             total = self.graph.call_function(torch.cat, ([self._channels_at_end(part) for part in parts], 3))
             return self.graph.call_method("permute", (total, *_CHANNELS_FIRST))
         return self.graph.call_function(torch.cat, (parts, axis))
 
     def one_channel_last(self, node: fx.Node) -> fx.Node:
-        """The same map of one channel, with strides that say channels-last: norms leave strides that say contiguous,
-        and a convolution, whose filters of one channel may say either, would be slower and hand that on."""
+        """A map of one channel, with the strides of channels-last. Norms leave it with contiguous strides; then the
+        convolution that reads it would run in that format, which is slower, and pass it on."""
         call = self.graph.call_method
         return call("permute", (call("unsqueeze", (call("squeeze", (node, 1)), 3)), *_CHANNELS_FIRST))
 
     def _channels_at_end(self, node: fx.Node) -> fx.Node:
-        if node.target == "permute" and node.args[1:] == _CHANNELS_FIRST:  # they were, before
+        if node.target == "permute" and node.args[1:] == _CHANNELS_FIRST:  # undo the permute that is there
             before = node.args[0]
             assert isinstance(before, fx.Node)
             return before
@@ -77,14 +77,14 @@ class Writer:
 
     @cached_property
     def channels_last(self) -> bool:
-        """Is that how the model's filters lie in memory?"""
+        """Are the model's filters in that memory format?"""
         maps = [parameter for parameter in self.model.parameters() if parameter.ndim == 4]
         return any(p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous() for p in maps)
 
     # ------------------------------------------------------------ modules and tensors
 
     def attribute(self, path: str, value: torch.Tensor, *, grad: bool | None = None) -> fx.Node:
-        """A parameter (``grad`` given) or buffer of the slim net; a path taken by another value gets a number."""
+        """A parameter (``grad`` given) or buffer of the slim net; a number is added to a path that is taken."""
         value = value.to(self.device)
         name, number = path, 0
         while has_attribute(self.root, name):
@@ -112,7 +112,7 @@ class Writer:
     def module(self, path: str, module: nn.Module | None = None) -> str:
         """Install a module under its original name (a copy of the original if no ``module`` is given)."""
         held = attribute(self.root, path) if has_attribute(self.root, path) else None
-        if held is None or type(held) is nn.Module:  # a mere place, made for a part of a layer that comes before it
+        if held is None or type(held) is nn.Module:  # empty, there for a part installed before it
             module = copy_module(self.model.get_submodule(path)) if module is None else module
             for name, child in held.named_children() if held is not None else ():
                 module.add_module(name, child)
@@ -158,8 +158,8 @@ class Piece:
 class Grid:
     """Which heads are left along one axis, and along another one which channels of each: as many in all of them.
 
-    ``positions`` (heads x channels) counts along ``axis``. What it names may be a removed channel, where a head has
-    fewer than others: of that the tensor holds zeros.
+    ``positions`` (heads x channels) counts along ``axis``. A head that has fewer channels than
+    others names removed ones, too: there the tensor holds zeros.
     """
 
     outer: int
@@ -235,7 +235,7 @@ class Slim(Writer):
         return any(isinstance(self.channels.flows.get(parent), (Flow, tuple, dict)) for parent in node.all_input_nodes)
 
     def laid_out(self, node: Any) -> Piece | GridPiece | None:
-        """The tensor as it exists, pure data movement now that somebody asks for it; None if nothing of it lives."""
+        """The tensor as it exists; pure data movement is written now, on demand. None if nothing of it lives."""
         if node not in self.pieces:
             rule = find_rule(node, None)
             assert rule is not None and rule.emit is not None
@@ -245,7 +245,7 @@ class Slim(Writer):
         return piece
 
     def piece(self, node: Any) -> Piece | None:
-        """The same for those who know one axis of channels: a grid of heads and channels is complete for them."""
+        """The same for rules that know one axis of channels only: for them heads are filled up to their full width."""
         piece = self.laid_out(node)
         if isinstance(piece, GridPiece):
             if node not in self.completed:
@@ -286,7 +286,7 @@ class Slim(Writer):
         where[existing] = np.arange(existing.size)
         index = where[positions]
         node = piece.node
-        if (index < 0).any():  # one zero channel at the end stands for all that do not exist
+        if (index < 0).any():  # one channel of zeros at the end is read for all that do not exist
             if np.array_equal(positions[: existing.size], existing):
                 return self.pad(node, axis, value.ndim, positions.size - existing.size)
             node = self.pad(node, axis, value.ndim, 1)
@@ -296,7 +296,7 @@ class Slim(Writer):
         return self.graph.call_method("index_select", (node, axis, self.buffer("index", torch.from_numpy(index))))
 
     def grid(self, ids: Ids) -> Grid | None:
-        """Of ids that vary along two axes, heads first: what the slim net holds of them; None for other ids."""
+        """What the slim net holds of ids that vary along two axes, heads first; None for other ids."""
         axes = [axis for axis, size in enumerate(ids.shape) if size > 1]
         if len(axes) != 2 or not bool(self.of_heads[ids].all()):
             return None
@@ -305,7 +305,7 @@ class Slim(Writer):
         return Grid(axes[0], heads, axes[1], even_columns(living[heads])) if heads.size else None
 
     def fetch_grid(self, node: fx.Node, grid: Grid) -> fx.Node:
-        """Exactly these heads and channels, zeros where one does not exist; a single head may stay one, for all."""
+        """Exactly these heads and channels, zeros where one does not exist. A single head may stay single."""
         piece, value = self.laid_out(node), node.meta["value"]
         heads, width = (value.shape[axis] for axis in (grid.outer, grid.axis))
         before = Grid(grid.outer, np.arange(heads), grid.axis, np.tile(np.arange(width), (heads, 1)))
@@ -379,7 +379,7 @@ class Slim(Writer):
         return argument
 
     def _number(self, node: fx.Node) -> Any:
-        """A size, a comparison: folded as far as it is known."""
+        """A size or a comparison, computed now as far as it is known."""
         rule = find_rule(node, None) if node.op != "call_module" else None
         if rule is not None and rule.emit is not None and node.target in ("size", getattr):
             return rule.emit(self.op(node), self)
@@ -446,7 +446,7 @@ class Slim(Writer):
         return Op(node, module, self.channels.table, self.channels.flows, None)  # type: ignore[arg-type]
 
     def same(self, op: Op, operands: dict[fx.Node, fx.Node]) -> fx.Node:
-        """The same op with some operands replaced by what stands for them here."""
+        """The same op, with some operands replaced by their nodes in the slim graph."""
         if op.node.op == "call_module":
             self.module(str(op.node.target))
 
@@ -542,7 +542,7 @@ def sliced_constants(op: Op, slim: Slim, piece: Piece) -> dict[fx.Node, Any]:
 
 
 def living_only(op: Op, slim: Slim, piece: Piece, axis: int) -> Piece:
-    """A module called several times computes in each call what any of them needs: drop what is dead in this one."""
+    """Each call of a module computes what any call needs: drop the channels that are dead in this call."""
     flow = slim.flow(op.node)
     assert flow is not None
     positions = piece.along(axis, op.out.shape[axis])
@@ -576,7 +576,7 @@ def whole_op(op: Op, slim: Slim) -> Piece | None:
 
 
 def zeros(slim: Slim, node: fx.Node, living: fx.Node) -> fx.Node:
-    """A dead tensor in full: sizes that it shares with a living operand are read off that one, others are fixed."""
+    """Zeros for a dead tensor. Sizes equal to those of a living operand are read from it; others are fixed."""
     model, shape = slim.full(living), node.meta["value"].shape
     same = living.meta["value"].shape if living.meta["value"].ndim == len(shape) else ()
     sizes = [
@@ -587,7 +587,7 @@ def zeros(slim: Slim, node: fx.Node, living: fx.Node) -> fx.Node:
 
 
 def even_columns(read: Bools) -> Ids:
-    """Per group the columns to read: the living ones, filled up with dead ones (zeros) to the same count."""
+    """The columns that each group reads: the living ones, and dead ones (zeros) until all groups have as many."""
     count = int(read.sum(1).max())
     return np.sort(np.argsort(~read, axis=1, kind="stable")[:, :count], axis=1)
 
@@ -638,7 +638,7 @@ def cut_module(module: nn.Module | None, positions: Ids, size: int) -> nn.Module
 
 
 def scaled_by_gate(slim: Slim, piece: Piece, axis: int, values: torch.Tensor, ndim: int) -> Piece:
-    """A gate that no batch norm and no weight can take in: an explicit multiply."""
+    """A gate that cannot be multiplied into a batch norm or a weight: an explicit multiply."""
     if bool((values == 1).all()):
         return piece
     shape = [1] * ndim

@@ -55,8 +55,8 @@ def reduced_axes(op: Op, rank: int) -> list[int]:
 
 
 def _without_positions(table: IdTable, ids: Ids, axes: list[int]) -> Ids:
-    """Tokens beside a class token have ids of two kinds: without their channels nothing is left to tell them apart by,
-    and a mask with an entry per token would fit one size of pictures only."""
+    """Tokens beside a class token have ids of two kinds. Once channels are summed nothing tells the kinds apart, and a
+    mask with an entry per token would fit one image size only."""
     if sum(size > 1 for size in ids.shape) < 2:
         return ids
     collapsed = table.collapse(ids)

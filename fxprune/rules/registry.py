@@ -8,8 +8,8 @@ is right for everything that looks at one channel at a time. Adding an op::
     def relu(op: Op) -> Flow:
         return op.flow()
 
-Whether a channel of zeros stays zero is declared (``Flow.clean``), never probed: a bias that happens to be zero today
-would pass.
+Whether a channel of zeros stays zero is declared (``Flow.clean``) and never tried out: a bias that happens to be zero
+today would pass the trial.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Flow:
     """The channels of one tensor: an id per element, with size 1 along every axis on which the id does not depend."""
 
     ids: Ids
-    clean: bool = True  # False: this op turns a dead channel's zeros into something else, a mask must follow
-    scaler: bool = False  # a sigmoid's or softmax's output: meant to scale other channels
+    clean: bool = True  # False: a dead channel does not stay zero behind this op, so a mask follows
+    scaler: bool = False  # the output of a sigmoid or softmax, which is there to scale other channels
     writer: fx.Node | None = None  # the layer whose untouched output this is
-    filled: bool = False  # not clean, and padding has become numbers, too, which no mask makes zero again
+    filled: bool = False  # with clean=False: zeros of padding became numbers too, which the mask leaves
     gate_of: fx.Node | None = None  # a layer whose gate stands behind this op, not behind the layer itself
 
     @property
@@ -59,7 +59,7 @@ class Flow:
 
 
 class NoChannels(Exception):
-    """A rule asked for the channels of an argument that has none: this use of the op is none that it knows."""
+    """A rule asked for the channels of an argument that has none: the rule does not know this use of the op."""
 
 
 @dataclass
@@ -149,7 +149,7 @@ Emit = Callable[[Op, "Slim"], "Piece | GridPiece | None"]
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """What a constant is cut with, as groups x channels: as in ``Affine``; or group by group alone."""
+    """The ids (groups x channels, as in ``Affine``) with which a constant is cut; or only whole groups of it."""
 
     ids: Ids
     by_group: bool = False
@@ -188,7 +188,7 @@ class Rule:
         return emit
 
     def constants(self, cuts: Cuts) -> Cuts:
-        """Decorator: how constants are cut, where they are not as long as channels are many."""
+        """Decorator: how constants are cut, if not to one entry per channel."""
         self.cuts = cuts
         return cuts
 
@@ -213,7 +213,7 @@ def rule(*targets: Hashable, lazy: bool = False) -> Callable[[Relate], Rule]:
 def find_rule(node: fx.Node, module: nn.Module | None) -> Rule | None:
     if node.meta.get("identity"):
         return RULES[nn.Identity]
-    if node.meta.get("hooked"):  # whatever its class says, its hooks may do something else
+    if node.meta.get("hooked"):  # its hooks may change what its class computes
         return None
     if module is not None:
         forward = getattr(type(module), "forward", None)  # a scripted module's class has none
@@ -228,12 +228,12 @@ def find_rule(node: fx.Node, module: nn.Module | None) -> Rule | None:
 
 
 def name_of(node: fx.Node) -> str:
-    """Of its function or method: ``torch.sum(x)`` and ``x.sum()`` have the same."""
+    """The name of its function or method: the same for ``torch.sum(x)`` and ``x.sum()``."""
     return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Do two nodes compute the same of the same parameters? Two slices of one parameter do not."""
+    """Do two nodes compute the same from the same parameters? (Two different slices of one parameter do not.)"""
     if isinstance(one, fx.Node) and isinstance(other, fx.Node):
         same = (one.op, one.target) == (other.op, other.target)
         return one is other or (same and same_value((one.args, one.kwargs), (other.args, other.kwargs)))
@@ -265,7 +265,7 @@ def note_in_full(op: Op, ids: Ids, flops: int) -> None:
 
 
 def unwritten(flow: Flow) -> Flow:
-    """The same channels, no longer a layer's own output: no gate can be moved behind what follows."""
+    """The same channels, but no longer the direct output of a layer: its gate cannot move behind the next op."""
     return replace(flow, writer=None) if flow.writer is not None else flow
 
 

@@ -56,7 +56,7 @@ def shaped_as(op: Op) -> Flow | None:
     read = np.unique(other.ids)
     if bool(immortal(read).any()) or np.array_equal(read, np.unique(flow.ids)):
         return flow
-    token = op.table.size_of(read, op.node.name)  # something of what it reads the size of must exist
+    token = op.table.size_of(read, op.node.name)  # some of the tensor whose size it reads must exist
     return replace(flow, ids=op.table.all(flow.ids, token.reshape((1,) * flow.ids.ndim)))
 
 
@@ -85,7 +85,7 @@ def _attribute(op: Op, slim: Slim) -> Any:
         return None if piece is None else replace(piece, node=slim.graph.call_function(getattr, (piece.node, name)))
     piece = slim.piece(node) if isinstance(node, fx.Node) and slim.flow(node) is not None else None
     if piece is None and isinstance(node, fx.Node) and slim.flow(node) is not None and name in ("dtype", "device"):
-        if name == "dtype":  # of a tensor that is gone
+        if name == "dtype":  # of a tensor that was removed
             return op.out
         inputs = (other for other in slim.channels.trace.graph.nodes if other.op == "placeholder")
         piece = slim.piece(next(other for other in inputs if slim.flow(other) is not None))
@@ -93,7 +93,7 @@ def _attribute(op: Op, slim: Slim) -> Any:
 
 
 def sizes_of(node: fx.Node, slim: Slim) -> tuple[Any, ...]:
-    """The original sizes of a tensor, wherever its channels have gone: read off where they still are, else known."""
+    """The original sizes of a tensor: read off what is left of it, or known if its channels are gone."""
     piece, value = slim.laid_out(node), node.meta["value"]
     if piece is None:
         raise Gone(f"the size of {node.name} is read but nothing of it lives")
@@ -109,7 +109,7 @@ def sizes_of(node: fx.Node, slim: Slim) -> tuple[Any, ...]:
             sizes.append(slim.graph.call_method("size", (piece.node, axis)))
         elif np.unique(flow.ids).size == full or flow.ids.shape[axis] == 1:
             sizes.append(int(full))
-        else:  # channels x positions in one axis: the ratio is the channels'
+        else:  # channels x positions in one axis: scaled by the share of channels that is left
             existing = piece.along(axis, full).size
             now = slim.graph.call_method("size", (piece.node, axis))
             scaled = slim.graph.call_function(operator.mul, (now, int(full)))
@@ -124,7 +124,7 @@ def _like(op: Op, slim: Slim) -> Piece | None:
 
 @shaped_as.emitter
 def _shaped_as(op: Op, slim: Slim) -> Piece | None:
-    """``a.expand_as(b)``: to b's original size, except for the channels that ``a`` has lost."""
+    """``a.expand_as(b)``: to the original size of ``b``, without the channels that ``a`` has lost."""
     if not op.node.users:
         return None
     source, other = op.node.args[0], op.node.args[1]

@@ -21,7 +21,7 @@ def _keeps_channels(flow: Flow, axes: int) -> bool:
 
 
 def _by_rank(*stems: str) -> list[Any]:
-    """nn.MaxPool1d .. 3d, F.max_pool1d .. 3d, and where they exist the torch and method spellings."""
+    """nn.MaxPool1d .. 3d, F.max_pool1d .. 3d, and the same names in torch, where they exist."""
     targets: list[Any] = []
     for stem in stems:
         name = {"max_pool": "MaxPool", "avg_pool": "AvgPool", "adaptive_avg_pool": "AdaptiveAvgPool",
@@ -47,7 +47,7 @@ def pool(op: Op) -> Any:
 
 @rule(nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d, F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
 def unpool(op: Op) -> Flow:
-    """The indices say where in the map each value goes: those of a dead channel have nothing to place."""
+    """The indices say where each value goes in the map; a dead channel has no values to place."""
     return Flow(op.table.all(op.flow().ids, op.flow(1, "indices").ids), clean=False)
 
 
@@ -157,7 +157,7 @@ def _unfold(op: Op, slim: Slim) -> Piece | None:
 
 @pad.emitter
 def _pad(op: Op, slim: Slim) -> Piece | None:
-    """Zeros along the channels are channels that do not exist: only the positions move."""
+    """Zeros along the channels are channels that do not exist, so only the positions of the others change."""
     source = op.inputs[0]
     piece = slim.piece(source)
     if piece is None:

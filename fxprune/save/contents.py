@@ -16,7 +16,7 @@ from fxprune.torch_private import BOOKKEEPING, AnyConv, backward_hooks, forward_
 
 _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
 _OF_ONE_KIND: dict[Any, dict[str, Any]] = {nn.LSTM: {"proj_size": 0}, nn.RNN: {"nonlinearity": "tanh"}}
-_KEPT_AS = {"bias": "bias", "add_bias_kv": "bias_k"}  # flags of which only the parameter that they ask for is kept
+_KEPT_AS = {"bias": "bias", "add_bias_kv": "bias_k"}  # flags that only leave a parameter behind
 _MAY_DIFFER = {"__init__", "reset_parameters", "_reset_parameters", "init_weights", "extra_repr", "__repr__"}
 _NO_FACTS = ("training", "call_super_init", "dump_patches")
 _MISSING = object()
@@ -54,7 +54,7 @@ def constructor(module: nn.Module, path: str) -> Doc:
 
 
 def _torch_class(module: nn.Module, path: str) -> Any:
-    """The class of ``torch.nn`` that does what the module does: its own, or a base to which it adds nothing."""
+    """The class of ``torch.nn`` that does what the module does: its own class, or a base to which that adds nothing."""
     changed: set[str] = set()
     for kind in type(module).__mro__:
         if getattr(nn, kind.__name__, None) is kind:
@@ -74,7 +74,7 @@ def _refused(path: str, why: str) -> ExportError:
 
 def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """What the constructor takes, without devices and dtypes."""
-    is_recurrent = issubclass(kind, nn.RNNBase)  # whose constructors only say *args
+    is_recurrent = issubclass(kind, nn.RNNBase)  # whose constructors are declared with *args only
     source: Any = nn.RNNBase if is_recurrent else kind
     parameters = dict(inspect.signature(source.__init__).parameters)
     if is_recurrent:
@@ -110,7 +110,7 @@ def _makes(kind: type[nn.Module], arguments: dict[str, Any], module: nn.Module) 
 
 
 def _facts(module: nn.Module) -> dict[str, Any]:
-    """All that a module of torch.nn computes by: its settings and the shapes of what it holds."""
+    """All that decides what a module of torch.nn computes: its settings, and the shapes of its tensors."""
 
     def is_plain(value: Any) -> bool:
         if isinstance(value, (tuple, list)):
@@ -154,7 +154,7 @@ class Contents:
 
 
 def contents(slim: fx.GraphModule, graph: fx.Graph) -> Contents:
-    """Modules that ``graph`` calls as what makes them; all others only hold what is inside them."""
+    """Modules that ``graph`` calls, as the calls that make them; all others only hold other modules."""
     held = Contents()
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     flags = {str(node.target).rpartition(".")[0] for node in graph.nodes if str(node.target).endswith(".training")}

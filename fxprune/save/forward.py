@@ -1,7 +1,7 @@
 """The graph as the body of ``forward``: one statement per op, for source that imports torch only. A name is used again
 as soon as nobody needs its value.
 
-Code that is not torch's and does nothing in eval mode (stochastic depth and its kind) is left out.
+Foreign code that does nothing in eval mode (stochastic depth, for example) is left out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PLACES: tuple[tuple[str, ModuleType], ...] = (
 
 @cache
 def _public_names() -> dict[int, str]:
-    """Where a function can be reached; the first place that has it wins, its own name before its aliases."""
+    """Function -> its public name: the first module that has it, and its own name before aliases."""
     names: dict[int, str] = {}
     for prefix, place in _PLACES:
         functions = [
@@ -98,7 +98,7 @@ def function_name(function: Any) -> str:
 
 
 def without_defaults(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments that say something.
+    """Keyword arguments without those that have their default.
 
     >>> without_defaults(F.relu, {"inplace": False}), without_defaults(F.dropout, {"p": 0.1, "training": True})
     ({}, {'p': 0.1})
@@ -162,7 +162,7 @@ class Forward:
 
     def _name_blocks(self) -> dict[str, str]:
         """Names for blocks of which several layers are called. Such a block is looked up once, and its layers in its
-        dictionary: ``block.conv`` takes as long as a small op."""
+        dictionary, because ``block.conv`` takes as long as a small op."""
         owners = Counter(str(node.target).rpartition(".")[0] for node in self.nodes if node.op == "call_module")
         names: dict[str, str] = {}
         for path in (path for path, times in owners.items() if path and times > 1):
@@ -207,7 +207,7 @@ class Forward:
         return arithmetic and bool(node.all_input_nodes) and all(self._is_number(n) for n in node.all_input_nodes)
 
     def _choose_inlined(self) -> set[fx.Node]:
-        """Attributes; and numbers with one reader that follows at once, so that no tensor waits for it."""
+        """Attributes; and numbers whose only reader is the next statement, so that no tensor is kept longer."""
         inlined = {node for node in self.nodes if node.op == "get_attr"}
         position = {node: number for number, node in enumerate(self.nodes)}
         for node in self.numbers:

@@ -53,7 +53,7 @@ def write_net(slim: nn.Module, folder: Path, version: str) -> Path:
 
 
 def text_of(slim: fx.GraphModule, version: str) -> str:
-    """Its source, which was run once to see that it makes a net with the same tensors; ``ExportError`` otherwise."""
+    """The source of a net. It is run once: ``ExportError`` if it does not make a net with the same tensors."""
     text = source(slim, version)
     module = _run(text, f"<{MODEL}>", f"fxprune_checked_{next(_number)}")
     del sys.modules[module.__name__]
@@ -72,7 +72,7 @@ def _shapes(net: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def duplicate(folder: Path, target: str | os.PathLike[str]) -> Path:
-    """A copy of a saved net in another folder, which ``write`` would have to accept."""
+    """A copy of a saved net in another folder, which has to be one that ``write`` accepts."""
     path = Path(os.path.realpath(target))
     check_replaceable(path)
 
@@ -108,14 +108,14 @@ def _install(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Only an empty folder or one of ours may go."""
+    """Refuse to replace anything but an empty folder or one that fxprune wrote."""
     file = path if path.is_file() else file_above(path)
     if file is not None:
         raise ExportError(f"{file} is a file", fix="name a folder that does not exist yet")
     inside = sorted(entry.name for entry in path.iterdir() if entry.name != "__pycache__") if path.exists() else []
     ours = [name for name in inside if name == MODEL and _is_ours(path / MODEL)]
     foreign = [name for name in inside if name != WEIGHTS and name not in ours]
-    if foreign or (inside and not ours):  # weights alone may be somebody else's
+    if foreign or (inside and not ours):  # a folder with weights only may be somebody else's
         raise ExportError(
             f"{path} holds files that fxprune did not write: {', '.join(foreign[:4] or inside)}",
             fix="name a folder that does not exist yet, or empty this one",
@@ -154,7 +154,7 @@ def _unfit(file: Path, what: str, why: str) -> FxPruneError:
 
 
 def _checked_source(path: Path) -> str:
-    """The source in a folder that is complete, not damaged and ours; nothing in it is run before that is certain."""
+    """The source in a folder, after checks that the folder is complete, undamaged and fxprune's. Nothing is run yet."""
     fix = "name a folder that fxprune.save wrote"
     if not path.is_dir():
         raise FxPruneError(f"there is no folder {path}", fix=fix)

@@ -1,4 +1,4 @@
-"""ONNX: a net as a file, and a file as a net that runs in ONNX Runtime and can be counted."""
+"""ONNX: write a net to a file; run a file in ONNX Runtime, and count its costs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def layer_calls(graph: Any) -> list[LayerCall]:
             if node.op_type == "MatMul":
                 bias = _added(node, graph, stored)
             rows_first = is_turned != any(at.name == "transB" and at.i for at in node.attribute)
-            # A layer that is called twice may lie in the file twice, the other way around: the values tell.
+            # The weight of a layer that is called twice may be in the file twice, once transposed: compare the values.
             key = _digest(weight, rows_first), bias
         else:
             continue
@@ -96,7 +96,7 @@ def _products(graph: Any, calls: list[LayerCall]) -> list[tuple[str, str]]:
 
 
 def _params(graph: Any) -> int:
-    """All tensors of the file but for statistics of batch norms, indices and numbers, which code has, too."""
+    """All tensors of the file but statistics of batch norms, and indices and numbers that come from code."""
     statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
     sizes: dict[Any, int] = {}
     for tensor in graph.initializer:
@@ -160,7 +160,7 @@ def to_onnx(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> by
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporter logs, warns of and prints."""
+    """Keep quiet what torch's exporter logs, warns of and prints."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -172,7 +172,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost error: torch puts it inside of advice on how to mend torch."""
+    """The innermost error: torch wraps it into long advice on how to debug the exporter."""
     while error.__cause__ is not None:
         error = error.__cause__
     return named(error)

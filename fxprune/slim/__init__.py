@@ -1,1 +1,1 @@
-"""From a hardened network to the slim one: compiled, checked, told."""
+"""From a hardened network to the slim one: compiled, compared, reported."""

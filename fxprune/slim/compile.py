@@ -49,7 +49,7 @@ def compile_slim(net: Uncut, present: Bools) -> tuple[fx.GraphModule, dict[str, 
 
 
 def _written(net: Uncut, present: Bools) -> Slim:
-    """Every op with the channels that are left of it, and zeros where the gated net has them."""
+    """Every op with the channels that are left of it, and with zeros where the gated net has zeros."""
     channels = net.analysis.channels
     slim = Slim(channels, net.model, present, net.gate_values, channel_order(channels, present))
     masked, coming_to_life = set(channels.masked), revived(net.analysis, present, net.opened, net.gate_values)
@@ -73,7 +73,7 @@ def _written(net: Uncut, present: Bools) -> Slim:
 
 
 def _write(node: fx.Node, slim: Slim) -> None:
-    """Constants, sizes, numbers and containers of results are left out: they are written where they are read."""
+    """Constants, sizes, numbers and containers of results are not written here but where they are read."""
     flow = slim.channels.flows.get(node)
     if node.op == "placeholder":
         _write_input(node, flow, slim)
@@ -119,7 +119,7 @@ def _write_tensor(node: fx.Node, flow: Any, slim: Slim) -> None:
 
 
 def _zeroed(slim: Slim, node: fx.Node, piece: Piece | GridPiece, alive: Bools) -> Piece | GridPiece:
-    """``where`` and not a product: zero times infinity is no zero."""
+    """With ``where``, not by a product: zero times infinity is not zero."""
     kept = torch.from_numpy(np.asarray(alive))
     if isinstance(piece, GridPiece):
         kept = piece.grid.take(kept).movedim((0, 1), (piece.grid.outer, piece.grid.axis))
@@ -133,15 +133,15 @@ def _zeroed(slim: Slim, node: fx.Node, piece: Piece | GridPiece, alive: Bools) -
 
 
 def _runs_whole(node: fx.Node, slim: Slim) -> bool:
-    """It, or another call of its module (they share weights), makes numbers of zeros that no mask makes zero again."""
+    """Does the op, or another call of its module (they share weights), have to run on complete operands?"""
     calls = slim.calls.get(str(node.target), []) if node.op == "call_module" else []
     return any(each in slim.channels.whole for each in (node, *(call.node for call in calls)))
 
 
 def _lacks_channels(node: fx.Node, flow: Flow, slim: Slim) -> bool:
-    """Whether the op, which makes something of zeros, reads a tensor without some of the channels that live behind it.
+    """Does the op, which turns zeros into numbers, read a tensor that lacks some of the channels alive behind the op?
 
-    Where ids vary along several axes (the calls of one layer, stacked), what lives is only known along one of them.
+    If ids vary along several axes (stacked calls of one layer), life is only known along one of them.
     """
     for source in node.all_input_nodes:
         channels, value = slim.flow(source), source.meta["value"]
@@ -157,7 +157,7 @@ def _lacks_channels(node: fx.Node, flow: Flow, slim: Slim) -> bool:
 
 
 def _drop_unread(graph: fx.Graph) -> None:
-    """What leads to no output goes; a write into a tensor stays as long as somebody reads that tensor."""
+    """Ops that lead to no output go; a write into a tensor stays as long as the tensor is read."""
     read: set[Any] = set()
     for node in reversed(list(graph.nodes)):
         written = node.args[0].args[0] if node.target is ADD_TO else None

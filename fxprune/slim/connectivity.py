@@ -1,6 +1,6 @@
 """Which channels a slim net computes: those that live and are read, or those of regular residual blocks.
 
-In a regular block whoever meets at an add computes the union of their channels, so that adds are plain.
+In a regular block all operands of an add compute the union of their channels, so that the add is a plain one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def present_ids(analysis: Analysis, opened: Bools) -> Bools:
 def regular_blocks(
     channels: Channels, present: Bools, joins: Mapping[Join, Collection[int]] | None = None
 ) -> Bools:
-    """Every operand of a join gets the channels of the result, unless nothing of it lives: a dead block stays away.
+    """Every operand of a join gets the channels of the result, but a dead one stays dead: its block is removed.
 
-    With ``joins``, only these of their operands. If layers write them, no other join is affected.
+    With ``joins``, only the operands named there. If layers write them, no other join changes.
     """
     before, present = present, present.copy()
     for block in reversed(channels.table.blocks):
@@ -42,7 +42,7 @@ def regular_blocks(
                 if present[operand].any() and (joins is None or number in joins.get(block, ())):
                     present[operand[present[block.out]]] = True
     present[:2] = (True, False)
-    for block in channels.table.blocks:  # what would be computed of nothing is not computed
+    for block in channels.table.blocks:  # what has no living input is not computed
         if isinstance(block, Mix):
             fed = present[block.inputs].any(1, keepdims=True)
         else:
@@ -65,7 +65,7 @@ def _close(block: Mix, present: Bools) -> None:
 def revived(
     analysis: Analysis, present: Bools, opened: Bools, gate_values: dict[str, torch.Tensor]
 ) -> dict[fx.Node, Bools]:
-    """Where the gated net masks a dead channel that this network computes, and no closed gate makes it zero."""
+    """Where the slim net needs a mask: it computes a channel that is dead in the gated net and that no gate closes."""
     channels = analysis.channels
     dead = present & (channels.table.alive(torch.from_numpy(opened).double()).numpy() == 0)
     if not dead.any():

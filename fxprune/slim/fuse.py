@@ -44,6 +44,6 @@ def fuse_batch_norms(slim: fx.GraphModule) -> int:
 
 
 def _axes(node: fx.Node) -> int | None:
-    """Of its result: a norm of more than two is over another axis than a linear layer."""
+    """How many axes its result has: with more than two, the norm is over another axis than the linear layer."""
     axes: int | None = node.meta["axes"] if "axes" in node.meta else getattr(node.meta.get("value"), "ndim", None)
     return axes

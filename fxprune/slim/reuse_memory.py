@@ -1,7 +1,7 @@
-"""Joins and activations write to an operand instead of a new tensor where nobody can tell the difference.
+"""Joins and activations write into an operand instead of a new tensor, where that changes no result.
 
-Nobody can if the operand has no other reader, owns its memory, and was made by an op that does not need its own result
-to compute gradients.
+It changes none if the operand has no other reader, owns its memory, and comes from an op that does not need its own
+result to compute gradients.
 """
 
 from __future__ import annotations

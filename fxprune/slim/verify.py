@@ -25,7 +25,7 @@ TOLERANCE = 1e-9  # in float64: max|difference| / max|output|
 
 @contextmanager
 def comparing() -> Iterator[None]:
-    """Some nets know one precision only: say that the comparison failed, not the export."""
+    """Some nets run in one precision only: then the comparison failed, not the export, and the error says so."""
     try:
         yield
     except FxPruneError:
@@ -38,7 +38,7 @@ def comparing() -> Iterator[None]:
 
 
 def in_float64(net: Net) -> Net:
-    """``net`` itself, with all that it holds in double precision, and all that its code casts to less."""
+    """``net`` itself, with all tensors in double precision, and the casts in its code too."""
     map_tensors(net, _in_double)
     changed = False
     for node in net.graph.nodes:
@@ -109,8 +109,8 @@ def run(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def noise(
     args: Any, kwargs: Any, size: int, device: torch.device, dtype: torch.dtype | None = torch.float64
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Noise in the example's place (an example of zeros proves nothing), with ``size`` samples; without a ``dtype``,
-    of the example's own."""
+    """Noise in the shape of the example (an example of zeros proves nothing), with ``size`` samples; in the example's
+    own dtype if none is given."""
     first, generator = batch_size(args, kwargs), torch.Generator().manual_seed(size)
 
     def resized(leaf: Any) -> Any:
@@ -180,10 +180,10 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def check_agreement(model: nn.Module, wrapped: fx.GraphModule, example: Example) -> None:
-    """Raise if they differ. ``model`` is a copy that may be scribbled on, ``wrapped`` comes out as it went in.
+    """Raise if they differ. ``model`` is a copy that may be changed; ``wrapped`` is left as it was.
 
-    Nothing is compared where a call would be more than computing (hooks of the user's), where there are no numbers
-    (meta tensors), and for a model that differs from itself.
+    Nothing is compared if a call has side effects (the user's hooks), if there are no numbers (meta tensors), or if two
+    calls of the model itself differ.
     """
     held = [*model.parameters(), *model.buffers()]
     if any(has_hooks(module) for module in model.modules()) or any(tensor.is_meta for tensor in held):
@@ -206,7 +206,7 @@ def check_agreement(model: nn.Module, wrapped: fx.GraphModule, example: Example)
 def _computed(
     model: nn.Module, example: Example, device: torch.device
 ) -> Iterator[tuple[Example, list[torch.Tensor]]]:
-    """Inputs of which the model makes numbers, and these: noise if it takes that, else the example."""
+    """Inputs for which the model returns finite numbers, and these numbers: noise if possible, else the example."""
     drawn = noise(*example, batch_size(*example), device, None)
     for given in (drawn, positive(drawn), example):
         try:
@@ -219,7 +219,7 @@ def _computed(
 
 
 def _differ(expected: list[torch.Tensor], answer: list[torch.Tensor]) -> bool:
-    """By more than rounding; whole numbers may hang on that, too."""
+    """By more than rounding, on which whole numbers may depend as well."""
     if len(expected) != len(answer):
         return True
     floats = [(a, b) for a, b in zip(expected, answer, strict=True) if a.is_floating_point() or a.is_complex()]
@@ -227,7 +227,7 @@ def _differ(expected: list[torch.Tensor], answer: list[torch.Tensor]) -> bool:
 
 
 def _outputs(net: nn.Module, given: Example) -> list[torch.Tensor]:
-    """Of inputs that it may write to."""
+    """What a net returns; it may write to its inputs, so these are copies."""
     args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, given)
     return tensors(run(net, args, kwargs))
 

@@ -1,4 +1,4 @@
-"""One form for each call that torch takes in several forms: in-place ops become functional ones, ``axis=`` becomes
+"""One form for calls that torch accepts in several forms: in-place ops become functional ones, ``axis=`` becomes
 ``dim=``, and every argument that a rule looks at gets its usual place."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHAPED = ("view", "reshape", "expand", torch.reshape, torch.broadcast_to)
 
 
 def usual_spelling(kind: str, target: Any, args: Any, kwargs: dict[str, Any], root: nn.Module) -> tuple[Any, Any]:
-    """The arguments of a call to torch, as most people write them; those of any other call are left alone."""
+    """The arguments of a call to torch in their most common form; arguments of other calls stay as they are."""
     if not kwargs or not _is_torchs(kind, target, root):
         return args, kwargs
     kwargs = dict(kwargs)
@@ -82,7 +82,7 @@ def functional_form(kind: str, target: Any, args: Any, kwargs: Any) -> tuple[Any
             target, args = _one_index(args)
     elif kind == "call_function":
         target = _FUNCTIONAL.get(target, target)
-    if kwargs.get("inplace") is True:  # torch's functions hand it on as a keyword, however it was given
+    if kwargs.get("inplace") is True:  # torch's functions pass it on as a keyword, however it was given
         kwargs = {**kwargs, "inplace": False}
     return target, args, kwargs
 

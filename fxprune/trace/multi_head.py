@@ -1,6 +1,7 @@
 """Multi-head attention of torch, written out as people write it themselves: projections, heads, products, projection.
 
-In one call it would be an op that mixes everything; so every projection is a layer with a name, and heads are an axis.
+As one call it would be an op that mixes all channels; written out, every projection is a layer with a name and heads
+are an axis.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NAMES = "q_proj", "k_proj", "v_proj", "out_proj"
 
 
 def module_form(m: Any, path: str) -> Callable[..., Any]:
-    """What ``m.forward`` computes, off torch's fast path."""
+    """What ``m.forward`` computes, without torch's fast path."""
 
     def forward(
         query: Any,
@@ -83,7 +84,7 @@ def function_form(
     batch_first: bool = False,
     path: str | None = None,
 ) -> Any:
-    """What ``F.multi_head_attention_forward`` computes, and takes; ``path`` is that of the module, if there is one."""
+    """``F.multi_head_attention_forward``, with the same arguments; ``path`` is that of the module, if there is one."""
     if any(given is not None for given in (bias_k, bias_v, static_k, static_v)) or add_zero_attn:
         raise Untraceable("keys and values that no projection writes (add_bias_kv, add_zero_attn, static_k, static_v)")
     rank, width = query.value.ndim, embed_dim_to_check
@@ -115,8 +116,8 @@ def function_form(
 
 
 def without_unread_weights(graph: fx.Graph, told: fx.Node, weights: fx.Node, attended: fx.Node) -> None:
-    """Weights come out by default, and most people do not read them: then torch's one call does. Who reads them gets
-    those that were used, drawn once."""
+    """Attention weights are returned by default, but rarely read. If they are not read, one call of torch computes the
+    result; if they are, the result and the weights share the same random draw."""
     if told.users:
         with graph.inserting_before(attended):
             product = graph.call_function(operator.matmul, (weights, attended.args[2]))
@@ -156,7 +157,7 @@ def _weights(split: list[Any], mask: Any, dropout_p: float, training: Any) -> An
 
 
 class _Heads:
-    """How tokens, samples and channels lie outside of the products; inside it is (samples, heads, tokens, channels)."""
+    """The order of tokens, samples and channels outside of the products; inside: (samples, heads, tokens, channels)."""
 
     def __init__(self, count: int, width: int, rank: int, batch_first: bool) -> None:
         self.sizes, self.rank = (count, width), rank
@@ -164,14 +165,14 @@ class _Heads:
         self.inside, self.outside = inside, tuple(inside.index(axis) for axis in range(rank + 1))
 
     def split(self, x: Any, like: Any) -> Any:
-        """Sizes are read off the input: it is there when no head is."""
+        """Sizes are read off the input, which is there even if all heads are removed."""
         return x.view(*(like.size(axis) for axis in range(self.rank - 1)), *self.sizes).permute(*self.inside)
 
     def joined(self, x: Any) -> Any:
         return x.permute(*self.outside).flatten(-2)
 
     def mask(self, query: ShapeProxy, attention: Any, padding: Any) -> Any:
-        """Both as one: bools say what not to look at, numbers are added to the scores."""
+        """Both masks as one: bools say which positions to leave out, numbers are added to the scores."""
         given = [mask for mask in (attention, padding) if mask is not None]
         if not all(_value(mask).dtype == torch.bool or _value(mask).is_floating_point() for mask in given):
             raise Untraceable("a mask that is neither bool nor float")
@@ -187,13 +188,13 @@ class _Heads:
 
 
 def _value(tensor: Any) -> torch.Tensor:
-    """A mask that nothing but the model's code makes is a plain tensor."""
+    """The tensor: a mask that does not depend on the input is no proxy."""
     plain: torch.Tensor = tensor.value if proxies(tensor) else tensor
     return plain
 
 
 def _added(mask: Any, query: ShapeProxy) -> Any:
-    """Of the dtype that the scores have."""
+    """The mask as numbers in the dtype of the scores."""
     create = query.tracer.create_proxy
     if _value(mask).dtype != torch.bool:
         return mask if proxies(mask) else create("call_method", "to", (mask, query.dtype), {})

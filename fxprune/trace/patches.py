@@ -1,4 +1,4 @@
-"""Calls that tracing would miss: functions that do not ask their arguments what they are."""
+"""Calls that tracing would miss: functions that never ask whether an argument is a proxy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FACTORIES = (
 )  # fmt: skip
 
 
-# A graph would assert the answers to what torch asks of each mask. Attention as multi_head.py writes it takes any mask.
+# Torch asks questions about each mask, and the graph would assert the answers. multi_head.py takes any mask.
 _ABOUT_MASKS: dict[Any, Callable[..., Any]] = {
     canonical_mask: lambda mask, *_, **__: mask,
     none_or_dtype: lambda _: None,
@@ -67,7 +67,7 @@ class AutogradFunction(nn.Module):
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another value for a while in a dict, a module or a class: afterwards the old one, or none if there was none."""
+    """Replace a value in a dict, a module or a class for a while; afterwards the old state is restored."""
     scope = owner if isinstance(owner, dict) else vars(owner)
     put = scope.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
     was_there, before = name in scope, scope.get(name)
@@ -80,7 +80,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def recording(tracer: Tracer) -> Iterator[None]:
-    """For a while, functions that do not ask their arguments what they are get recorded when one is a proxy.
+    """For a while, functions that never ask whether an argument is a proxy are recorded if one is.
 
     These are torch's factories (``torch.zeros(x.shape[0])``; random ones always, because one draw must not become a
     constant), custom autograd functions, and what the model's author marked with ``torch.fx.wrap``.
@@ -103,7 +103,7 @@ def recording(tracer: Tracer) -> Iterator[None]:
         return call
 
     def length(thing: Any) -> Any:
-        """``len(x)`` of a tensor is a size like any other: passed on, it stays symbolic."""
+        """``len(x)`` of a tensor is a size like any other, which stays symbolic when it is passed on."""
         if type(thing) is ShapeProxy and isinstance(thing.value, torch.Tensor) and not tracer.paused:
             return tracer.call_method(thing, "size", (0,), {})
         return true_len(thing)

@@ -2,7 +2,7 @@
 
 Python code that looks at a shape (``if h > 7``, ``for d in x.shape``, ``assert c % 8 == 0``) gets the answer of the
 example. A size that is passed on (``x.view(x.size(0), -1)``) becomes a node and stays symbolic. Only what Python really
-consumes (a branch, a loop count) becomes a constant, which the tracer records as a specialisation.
+consumes (in a branch or as a loop count) becomes a constant, which the tracer records as a specialisation.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ShapeProxy(fx.Proxy):
             return item in self.value
         return any(bool(entry == item) for entry in self)
 
-    def reshape_as(self, other: Any) -> Any:  # each size of the other can be followed, not its shape as a whole
+    def reshape_as(self, other: Any) -> Any:  # sizes can be followed one by one, a shape as a whole cannot
         return self.reshape(other.shape)
 
     def view_as(self, other: Any) -> Any:

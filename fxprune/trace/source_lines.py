@@ -17,7 +17,7 @@ _LIBRARY = (str(torch.__path__[0]) + os.sep, _TRACE)
 
 
 def user_line() -> str | None:
-    """``file:line`` of the innermost frame that is neither torch's nor ours."""
+    """``file:line`` of the innermost frame that is neither in torch nor in fxprune."""
     for frame, line in walk_stack(sys._getframe(1)):
         name = frame.f_code.co_filename
         if not name.startswith((*_LIBRARY, "<")):
@@ -33,7 +33,7 @@ def call_site() -> tuple[int, int]:
 
 
 def error_line(error: BaseException) -> str | None:
-    """``file:line`` of the innermost frame that the error passed and that is neither torch's nor of the tracer."""
+    """``file:line`` of the innermost frame in the error's traceback that is neither in torch nor in the tracer."""
     lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     return next((f"{name}:{line}" for name, line in reversed(lines) if not name.startswith(_LIBRARY)), None)
 

@@ -52,8 +52,8 @@ class Leaf:
 def specialise(tracer: Tracer, proxy: ShapeProxy, convert: Callable[[Any], Any]) -> Any:
     """The example's value, handed to Python; the graph checks from now on that it is still the same.
 
-    Torch's argument parser asks a number for its index too, before it hands the call to us with the number as it
-    was: an index only counts as consumed when the next node is not of the same call.
+    Torch's argument parser also asks a number for its index, before the call reaches the tracer with that number still
+    symbolic. So an index only counts as consumed if the next node is of another call.
     """
     if isinstance(proxy.value, torch.Tensor):
         return convert(constant(tracer, proxy, convert.__name__))
@@ -72,7 +72,7 @@ def _consume(tracer: Tracer, proxy: ShapeProxy, convert: Callable[[Any], Any]) -
 
 
 def settle(tracer: Tracer) -> None:
-    """Before the next node is made: an index that another call has asked for was consumed."""
+    """Before the next node is made: an index that was asked for by another call counts as consumed."""
     pending, tracer.pending = tracer.pending, []
     here = call_site()
     for proxy, site in pending:
@@ -81,7 +81,7 @@ def settle(tracer: Tracer) -> None:
 
 
 def length(tracer: Tracer, proxy: ShapeProxy) -> int:
-    """How many entries a tuple or list has; the graph checks it where code that was not traced made it."""
+    """How many entries a tuple or list has. If code that was not traced made it, the graph checks the number."""
     count, maker = true_len(proxy.value), proxy.node
     while maker.target is operator.getitem and isinstance(maker.args[0], fx.Node):
         maker = maker.args[0]
@@ -127,7 +127,7 @@ _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Paramet
 
 
 class TrainingFlag(int):
-    """Stands for ``self.training`` while tracing: passed on it becomes a node, in an ``if`` it is a specialisation."""
+    """Stands for ``self.training`` while tracing: passed on, it becomes a node; in an ``if``, a specialisation."""
 
     tracer: Tracer
     path: str
@@ -142,7 +142,7 @@ class TrainingFlag(int):
         self.tracer.specialisations.append(Specialisation(self.path or "model", "training", False, user_line()))
         return False
 
-    def __mul__(self, other: Any) -> Any:  # the chance of dropout, where that is none of the call's own arguments
+    def __mul__(self, other: Any) -> Any:  # the dropout probability, if the call itself has no such argument
         return self.tracer.create_proxy("call_function", operator.mul, (self, other), {})
 
 
@@ -155,7 +155,7 @@ class Tracer(fx.Tracer):
         self.specialisations: list[Specialisation] = []
         self.leaves: list[Leaf] = []
         self.by_storage: dict[int, list[fx.Node]] = {}
-        self.stale: dict[fx.Node, str] = {}  # nodes whose tensor was overwritten through an alias
+        self.stale: dict[fx.Node, str] = {}  # nodes whose tensor was overwritten through another name
         self.paused = False  # while a value is computed, modules run as they are
         self.training_reads = 0
         self.pending: list[tuple[ShapeProxy, tuple[int, int]]] = []  # indices that Python or torch has asked for
@@ -251,7 +251,7 @@ class Tracer(fx.Tracer):
 
             def opaque(error: Exception | None) -> Any:
                 call = super(Tracer, self).create_proxy(kind, target, args, kwargs)
-                call.node.meta["is_wrapped"] = True  # fx must not look inside either when it reads a pickle
+                call.node.meta["is_wrapped"] = True  # fx must not look inside when it reads a pickle, either
                 if error is not None:
                     called = f"{target.__module__}.{target.__name__}"
                     self.leaves.append(Leaf(called, "function", first_line(error), error_line(error)))
@@ -327,7 +327,7 @@ class Tracer(fx.Tracer):
             result = self.create_proxy("call_module", path, args, kwargs)
             if self.is_user_leaf(path, m):
                 self._note_leaf(m, path, args, kwargs, "kept as a leaf on request", None)
-            elif has_hooks(m):  # they see, and may change, what a smaller layer would not have
+            elif has_hooks(m):  # hooks see, and may change, channels that a smaller layer does not have
                 result.node.meta["hooked"] = True
                 self._note_leaf(m, path, args, kwargs, "it has forward hooks", None)
             return self._without_grad(result)
@@ -361,7 +361,7 @@ class Tracer(fx.Tracer):
     def _inlined(
         self, call: Callable[..., Any], opaque: Callable[[Exception | None], Any], args: Any, kwargs: Any
     ) -> Any:
-        """Trace through ``call``; where that fails, take back what it recorded and keep it as one opaque node."""
+        """Trace through ``call``; if that fails, remove what it recorded and keep the call as one opaque node."""
         last, reads = next(iter(reversed(self.graph.nodes)), None), self.training_reads
         stale, checked = dict(self.stale), set(self.checked)
         specialised, leaves = len(self.specialisations), len(self.leaves)
@@ -386,7 +386,7 @@ class Tracer(fx.Tracer):
             except Exception:
                 raise error from None
         if self.training_reads > reads and args and result is args[0]:
-            # Does nothing in eval mode and something in training: stochastic depth and its kind. Keep it.
+            # Does nothing in eval mode but something in training (stochastic depth, for example): keep it.
             undo()
             result = opaque(None)
             result.node.meta["identity"] = True

@@ -12,7 +12,7 @@ from fxprune.count import count_part
 from fxprune.modules import copy_module
 from fxprune.torch_private import AnyNorm, check_rank, tensors_in, tree_map, version
 
-# Modules whose output has their input's shape and dtype. A meta kernel would find that out too, a hundred times slower.
+# Modules whose output has their input's shape and dtype. A meta kernel tells the same, a hundred times slower.
 _SAME_SHAPE: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
@@ -32,7 +32,7 @@ def to_meta(tree: Any) -> Any:
 
 
 def _made_up(tree: Any) -> Any:
-    """Random data in place of every tensor."""
+    """Random data for every tensor."""
     return tree_map(lambda t: torch.rand(t.shape).to(t.dtype) if isinstance(t, torch.Tensor) else t, tree)
 
 
@@ -46,7 +46,7 @@ class Values:
         self.constants: dict[fx.Node, Any] = {}
 
     def _scratch(self, path: str) -> nn.Module:
-        """A module with its real weights, to run: in eval mode, and a copy, for a call may leave something behind."""
+        """A copy of a module with its real weights, in eval mode, to run: a call may leave something behind in it."""
         if path not in self.copies:
             owner = self.real if has_attribute(self.real, path) else self.root
             self.copies[path] = copy_module(owner.get_submodule(path)).eval()
@@ -149,7 +149,7 @@ def attribute(root: nn.Module, path: str) -> Any:
 def conv_cost(
     module: nn.Module, real: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
 ) -> tuple[int, int, int]:
-    """Volume, FLOPs and parameters of the layers inside a module, for the shapes of this call."""
+    """Volume, FLOPs and parameters of the layers inside a module, for the shapes in this call."""
     scratch = copy_module(real).eval()  # a call may leave something behind
     for candidate, example in ((module, to_meta), (scratch, _made_up)):  # code that looks at data needs some
         try:

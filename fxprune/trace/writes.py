@@ -1,4 +1,4 @@
-"""The model's code writes to a tensor: from then on every name that it has for this memory means the new value."""
+"""When the model's code writes to a tensor, every name for this memory means the new value from then on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Part = list[tuple[int, "slice | int"]]  # axis, what is taken of it
 _WHOLE = slice(None)
-_LARGEST = 1 << 22  # elements: of larger tensors in the same memory we assume that they overlap
+_LARGEST = 1 << 22  # elements; larger tensors in the same memory are taken to overlap
 
 
 def note_view(view: Any, target: Any, args: Any) -> None:
@@ -84,14 +84,14 @@ def _taken(value: torch.Tensor, view: ShapeProxy) -> torch.Tensor:
 
 
 def _outdate(tracer: Tracer, view: ShapeProxy, reason: str) -> None:
-    """In the graph a view is a tensor of its own: it does not follow when the tensor that it is a part of changes."""
+    """In the graph a view is a tensor of its own, which does not change when the tensor that it views changes."""
     tracer.stale[view.node] = reason
     for inner in view.views:
         _outdate(tracer, inner, reason)
 
 
 def _disjoint(one: ShapeProxy, other: ShapeProxy) -> bool:
-    """Do two views of one tensor take nothing in common along some axis?"""
+    """Do two views of one tensor have nothing in common along some axis?"""
     assert one.part is not None and other.part is not None and one.part[0] is other.part[0]
     shape, taken, others = one.part[0].value.shape, dict(one.part[1]), dict(other.part[1])
     return any(
@@ -159,7 +159,7 @@ def _part_of(entries: list[Any]) -> Part:
 def _replaced(tracer: Tracer, owner: ShapeProxy, part: Part, new: Any) -> Any:
     """The tensor with one part of it exchanged.
 
-    Channels in a row are exchanged by a concatenation: its parts may lose channels, positions in a call may not.
+    A row of channels is exchanged by a concatenation, whose parts may lose channels; positions in a call may not.
     """
     axis, entry = part[0] if len(part) == 1 else (0, 0)
     if axis != 1 or (isinstance(entry, slice) and entry.step not in (None, 1)):
