@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -140,6 +141,16 @@ class Drawing:
         self.add(f'<path d="M{to_x + SIZE / 2 - 5:g} {y - 6}l5 7l5 -7" fill="none" stroke="{STREAM}" '
                  'stroke-width="2.6" stroke-linejoin="round" stroke-linecap="round"/>')  # fmt: skip
 
+    def residual(self, shift: float, x: Any, one: Any, two: Any, out: Any, computed: str) -> None:
+        """What joins four columns to a block, and their names."""
+        self.convolution(x, one)
+        self.convolution(one, two)
+        self.lanes(two, out[2:])
+        self.identity(30 + shift, 346 + shift)
+        for at, name in ((147, "conv1"), (253, "conv2"), (41, "stream"), (357, "sum")):
+            self.text(at + shift, TOP + 6 * STEP + 18, name)
+        self.text(199 + shift, TOP + 6 * STEP + 52, f"the block computes {computed}")
+
 
 def block() -> str:
     """A stream of six channels, and a block that writes three of them: as gates see it, and as it is compiled."""
@@ -150,15 +161,7 @@ def block() -> str:
     one = made.column(136, [dead, "block", dead, dead, "block", dead])
     two = made.column(242, [dead, dead, "block", "block", "block", dead])
     out = made.column(346, ["stream", "stream", "sum", "sum", "block", dead])
-    made.convolution(x, one)
-    made.convolution(one, two)
-    made.lanes(two, out[2:])
-    made.identity(30, 346)
-    made.text(147, TOP + 6 * STEP + 18, "conv1")
-    made.text(253, TOP + 6 * STEP + 18, "conv2")
-    made.text(41, TOP + 6 * STEP + 18, "stream")
-    made.text(357, TOP + 6 * STEP + 18, "sum")
-    made.text(199, TOP + 6 * STEP + 52, "the block computes 12 channels")
+    made.residual(0, x, one, two, out, "12 channels")
 
     made.add('<path d="M424 168h34m-11 -10l11 10l-11 10" fill="none" stroke="#90a4ae" stroke-width="3" '
              'stroke-linecap="round" stroke-linejoin="round"/>')  # fmt: skip
@@ -168,15 +171,7 @@ def block() -> str:
     one = made.column(618, ["block"] * 2, TOP + STEP)
     two = made.column(724, ["block"] * 3, TOP + 2 * STEP)
     out = made.column(828, ["stream", "stream", "sum", "sum", "block"])
-    made.convolution(x, one)
-    made.convolution(one, two)
-    made.lanes(two, out[2:])
-    made.identity(512, 828)
-    made.text(629, TOP + 6 * STEP + 18, "conv1")
-    made.text(735, TOP + 6 * STEP + 18, "conv2")
-    made.text(523, TOP + 6 * STEP + 18, "stream")
-    made.text(839, TOP + 6 * STEP + 18, "sum")
-    made.text(681, TOP + 6 * STEP + 52, "the block computes 5, and the same sum")
+    made.residual(482, x, one, two, out, "5, and the same sum")
 
     at = 110.0
     for kind, said, wide in (("stream", "stream", 120), ("block", "written by the block", 218),

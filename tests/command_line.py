@@ -15,6 +15,19 @@ NETS = "tests/report/nets.py"
 RESNET8 = ("inspect", "examples/models.py:resnet8", "--input", "1x3x32x32")
 Shell = Callable[..., tuple[int, str, str]]  # exit code, stdout, stderr; the fixture ``shell``
 
+PRUNE_CONFIG = """
+[model]
+target = "code.py:net"
+[data]
+target = "code.py:batches"
+[prune]
+budget = "1/2"
+epochs = [2, 1, 1]
+teacher = "none"
+[run]
+folder = "run"
+"""
+
 
 def in_a_process(*arguments: str, stdout: Any = subprocess.PIPE, **environment: str) -> CompletedProcess[str]:
     command = [sys.executable, "-m", "fxprune", *arguments]

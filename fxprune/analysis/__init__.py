@@ -91,6 +91,19 @@ def warn_of_hooks(model: nn.Module, traced: Trace) -> None:
         )
 
 
+_REFUSED: tuple[tuple[Callable[[nn.Module], bool], str, str], ...] = (
+    (lambda module: hasattr(module, "_fxprune_wrapped"), "is wrapped already",
+     "use it as it is, or its unwrap() to get the original back"),
+    (lambda module: hasattr(module, COMPILED), "is compiled by torch.compile",
+     "pass the original model, and compile the slim one that export returns"),
+    (lambda module: isinstance(module, fx.GraphModule) and any(n.target in _EXPORTED for n in module.graph.nodes),
+     "is made of torch's inner operators, as torch.export leaves them",
+     "pass the original model, and export the slim one"),
+    (lambda module: hasattr(module, QUANTISED), "is quantised: its weights cannot be cut any more",
+     "wrap the model as it was before that, and quantise the slim one that export returns"),
+)  # fmt: skip
+
+
 def check_model(model: nn.Module) -> None:
     """Refuse what cannot be pruned sensibly, before any work is done."""
     if not isinstance(model, nn.Module):
@@ -108,26 +121,9 @@ def check_model(model: nn.Module) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("the model is scripted: its Python code is gone", fix="pass the original model")
     for name, module in model.named_modules():
-        if hasattr(module, "_fxprune_wrapped"):
-            raise ModelError(
-                f"{name or 'the model'} is wrapped already",
-                fix="use it as it is, or its unwrap() to get the original back",
-            )
-        if hasattr(module, COMPILED):
-            raise ModelError(
-                f"{name or 'the model'} is compiled by torch.compile",
-                fix="pass the original model, and compile the slim one that export returns",
-            )
-        if isinstance(module, fx.GraphModule) and any(node.target in _EXPORTED for node in module.graph.nodes):
-            raise ModelError(
-                f"{name or 'the model'} is made of torch's inner operators, as torch.export leaves them",
-                fix="pass the original model, and export the slim one",
-            )
-        if hasattr(module, QUANTISED):
-            raise ModelError(
-                f"{name or 'the model'} is quantised: its weights cannot be cut any more",
-                fix="wrap the model as it was before that, and quantise the slim one that export returns",
-            )
+        for applies, cause, fix in _REFUSED:
+            if applies(module):
+                raise ModelError(f"{name or 'the model'} {cause}", fix=fix)
     for name, tensor in named_tensors(model):
         if nn.parameter.is_lazy(tensor):
             raise ModelError(

@@ -1,4 +1,4 @@
-"""``fxprune prune CONFIG.toml``: what it does, prints and refuses."""
+"""``fxprune prune PRUNE_CONFIG.toml``: what it does, prints and refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 import fxprune
 from fxprune.commands.config import read_config
-from tests.command_line import Shell
+from tests.command_line import PRUNE_CONFIG, Shell
 
 CODE = '''
 import torch
@@ -36,18 +36,6 @@ def loss(output, target):
 def broken(output, target):
     raise KeyError("classes")
 '''
-CONFIG = """
-[model]
-target = "code.py:net"
-[data]
-target = "code.py:batches"
-[prune]
-budget = "1/2"
-epochs = [2, 1, 1]
-teacher = "none"
-[run]
-folder = "run"
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +43,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("code.py").write_text(CODE)
-    Path("config.toml").write_text(CONFIG)
+    Path("config.toml").write_text(PRUNE_CONFIG)
 
 
 @pytest.fixture
@@ -112,7 +100,7 @@ def test_every_section(shell: Shell) -> None:
     names: dict[str, Any] = {}
     exec(CODE, names)
     torch.save(names["net"]().state_dict(), "weights.pt")
-    text = CONFIG.replace(':net"', ':net"\nweights = "weights.pt"')
+    text = PRUNE_CONFIG.replace(':net"', ':net"\nweights = "weights.pt"')
     text = text.replace('teacher = "none"', 'metric = "flops"\nnoise = "sample"\nschedule = "linear"\nignore = []')
     text += '[teacher]\ntarget = "code.py:net"\narguments = { classes = 3 }\n'
     text += '[optimizer]\ntarget = "torch.optim:SGD"\narguments = { lr = 0.01, momentum = 0.9 }\n'
@@ -159,8 +147,8 @@ def test_every_section(shell: Shell) -> None:
     ids=lambda text: text[:40].replace("\n", " "),
 )  # fmt: skip
 def test_misuse(shell: Shell, old: str, new: str, said: str) -> None:
-    assert old in CONFIG
-    Path("config.toml").write_text(CONFIG.replace(old, new))
+    assert old in PRUNE_CONFIG
+    Path("config.toml").write_text(PRUNE_CONFIG.replace(old, new))
     code, _, err = shell("config.toml")
     assert said in err and "fix:" in err
     assert code == 2
@@ -191,10 +179,10 @@ class First(Method):
 """
     Path("mine.py").write_text(first)
     more = 'method = "mine.py:First"\nmethod_options = { best = 2 }\nteacher'
-    Path("config.toml").write_text(CONFIG.replace("teacher", more))
+    Path("config.toml").write_text(PRUNE_CONFIG.replace("teacher", more))
     code, out, err = shell("config.toml")
     assert code == 0, err
     assert "volume: 8 of 16" in out
-    Path("config.toml").write_text(CONFIG.replace("teacher", 'method = "code.py:net"\nteacher'))
+    Path("config.toml").write_text(PRUNE_CONFIG.replace("teacher", 'method = "code.py:net"\nteacher'))
     code, _, err = shell("config.toml", "--run", "other")
     assert code == 2 and "code.py:net is no fxprune.methods.Method" in err

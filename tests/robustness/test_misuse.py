@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fxprune
 from fxprune.errors import FxPruneError
 from fxprune.gated.wrapped import Wrapped
-from tests.command_line import Shell, in_a_process
+from tests.command_line import PRUNE_CONFIG, Shell, in_a_process
 
 X = torch.zeros(1, 1, 4, 4)
 ROOT = Path(__file__).parents[2]
@@ -206,18 +206,7 @@ class Exits(nn.Conv2d):
 def optimizer(groups):
     raise KeyError("lr")
 """
-CONFIG = """
-[model]
-target = "code.py:net"
-[data]
-target = "code.py:batches"
-[prune]
-budget = "1/2"
-epochs = [1, 0, 0]
-teacher = "none"
-[run]
-folder = "run"
-"""
+CONFIG = PRUNE_CONFIG.replace("[2, 1, 1]", "[1, 0, 0]")
 INSPECT = ("inspect", "code.py:net", "--input", "1x1x4x4")
 SHELL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "prune by a comparison": (("prune", "compare.toml"), ("describes a comparison", "fxprune compare compare.toml")),
