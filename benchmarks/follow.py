@@ -1,4 +1,5 @@
-"""Does training follow the sliding budget, with nothing tuned? A small and a large net, two optimizers, two losses.
+"""Does training follow the sliding budget, with nothing tuned? A small and a large net, two optimizers, two losses; and
+the small one without the parts of ``bar`` that are there for it.
 
     python benchmarks/follow.py [--jobs 2] [--out results/follow]
 
@@ -36,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from models import BasicBlock, resnet8
 
 import fxprune
+from fxprune.gated.pressure import Steering
 
 RESULT = Path(__file__).parent / "results" / "follow"
 BUDGET, TESTED = 1 / 8, 300
@@ -43,7 +45,11 @@ OPTIMIZERS = {
     "adam": lambda groups: torch.optim.Adam(groups, lr=1e-3, weight_decay=5e-4),
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.02, momentum=0.9, weight_decay=5e-4),
 }
-HEADER = ("net", "optimizer", "loss", "V <= 1.1 b + a channel", "largest V / b", "V / B at the end",
+WITHOUT = {  # of the small net: what bar has for following
+    "": Steering(), "look-ahead": Steering(ahead=0), "sliding interval": Steering(interval="fixed"),
+    "controller": Steering(gain=0),
+}  # fmt: skip
+HEADER = ("net", "without", "optimizer", "loss", "V <= 1.1 b + a channel", "largest V / b", "V / B at the end",
           "accuracy before %", "pruned %")  # fmt: skip
 
 
@@ -77,7 +83,8 @@ class Case:
     pictures: int
 
 
-CASES = {"3M": Case(Shallow, 88, 16, (3, 6), 800), "40k": Case(resnet8, 32, 32, (3, 8), 1400)}
+SMALL = "40k"
+CASES = {"3M": Case(Shallow, 88, 16, (3, 6), 800), SMALL: Case(resnet8, 32, 32, (3, 8), 1400)}
 
 
 def data(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +102,7 @@ def accuracy(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     return round(100 * float((found == y[-TESTED:]).float().mean()), 1)
 
 
-def one(name: str, optimizer: str) -> list[dict[str, Any]]:
+def one(name: str, without: str, optimizer: str) -> list[dict[str, Any]]:
     """A net, trained and then pruned with and without distillation."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -114,14 +121,17 @@ def one(name: str, optimizer: str) -> list[dict[str, Any]]:
         F.cross_entropy(model(x[part]), y[part]).backward()
         first.step()
     before = accuracy(model, x, y)
-    made = [pruned(model, case, x, y, optimizer, batches, distilled) for distilled in (True, False)]
-    return [{"net": name, "optimizer": optimizer, "before": before, **row} for row in made]
+    steering = WITHOUT[without]
+    rows = [pruned(model, case, x, y, optimizer, steering, batches, distilled) for distilled in (True, False)]
+    return [{"net": name, "without": without, "optimizer": optimizer, "before": before, **row} for row in rows]
 
 
 def pruned(
-    model: nn.Module, case: Case, x: torch.Tensor, y: torch.Tensor, optimizer: str, batches: Any, distilled: bool
+    model: nn.Module, case: Case, x: torch.Tensor, y: torch.Tensor, optimizer: str, steering: Steering, batches: Any,
+    distilled: bool,
 ) -> dict[str, Any]:
     net = fxprune.wrap(model, BUDGET, example_inputs=x[:2]).train()
+    net.pressure.steer(steering)
     second = OPTIMIZERS[optimizer](net.parameter_groups())
     total, curve = case.epochs[1] * (case.pictures // case.batch), []
     for number, part in enumerate(batches(case.epochs[1])):
@@ -154,8 +164,9 @@ def cells(row: dict[str, Any]) -> list[str]:
     kept = all(cost <= 1.1 * b + row["largest"] for _, cost, b in row["curve"])
     over = max(cost / b for _, cost, b in row["curve"])
     _, cost, b = row["curve"][-1]
-    return [f"{row['net']} ({row['volume']:,})", row["optimizer"], row["loss"], "yes" if kept else "NO", f"{over:.3f}",
-            f"{cost / b:.3f}", f"{row['before']:.1f}", f"{row['after']:.1f}"]  # fmt: skip
+    return [f"{row['net']} ({row['volume']:,})", row["without"] or "–", row["optimizer"], row["loss"],
+            "yes" if kept else "NO", f"{over:.3f}", f"{cost / b:.3f}",
+            f"{row['before']:.1f}", f"{row['after']:.1f}"]  # fmt: skip
 
 
 def main() -> None:
@@ -168,7 +179,8 @@ def main() -> None:
         print(json.dumps(one(*options.one.split(","))))
         return
 
-    keys = [",".join(key) for key in itertools.product(CASES, OPTIMIZERS)]
+    cases = [(name, without) for name in CASES for without in WITHOUT if name == SMALL or not without]
+    keys = [f"{name},{without},{optimizer}" for (name, without), optimizer in itertools.product(cases, OPTIMIZERS)]
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = pool.map(lambda key: in_a_process(__file__, "--one", key), keys)
         rows = [row for several in track(runs, "runs", total=len(keys)) for row in several]
@@ -176,11 +188,11 @@ def main() -> None:
     for row in rows:
         table.add_row(*cells(row))
     Console().print(table)
-    lines = ["# How training follows the sliding budget, with nothing tuned", "", "`python benchmarks/follow.py`", ""]
+    lines = ["# How training follows the sliding budget", "", "`python benchmarks/follow.py`", ""]
     lines += ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-    lines += ["", "V is read at every 5 % of the steps, before `harden`. *pruned*: hardened and exported at 1/8, batch",
-              f"norms re-estimated, not fine-tuned; chance is 10 %. {machine()}", ""]  # fmt: skip
+    lines += ["", "Nothing is tuned. V is read at every 5 % of the steps, before `harden`. *pruned*: hardened,",
+              f"exported at 1/8, norms re-estimated, not fine-tuned; chance is 10 %. {machine()}", ""]  # fmt: skip
     options.out.with_suffix(".json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
     options.out.with_suffix(".md").write_text("\n".join(lines))
 
