@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,11 @@ class Parser(argparse.ArgumentParser):
     commands: dict[str, Parser]  # name -> the parser of that command; set on the main parser
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {FxPruneError(message, fix=f'{self.prog} --help shows how it is written')}\n")
+        fix = f"{self.prog} --help shows how it is written"
+        told, _, choices = message.partition(" (choose from ")
+        near = get_close_matches(told.rpartition(" ")[2].strip("'"), re.findall(r"[\w-]+", choices), n=1)
+        message, fix = (told, f"did you mean {near[0]}?") if near else (message, fix)
+        self.exit(2, f"error: {FxPruneError(message, fix=fix)}\n")
 
     def unknown(self, command: str, words: Sequence[str]) -> NoReturn:
         """Report words that the command does not take."""

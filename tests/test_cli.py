@@ -53,6 +53,7 @@ MISUSE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "input that the model rejects": ((f"{NETS}:Odd", "--input", "1x4x8x8"), ("rejects the example inputs", "--input")),
     "missing input": ((f"{NETS}:Two", *INPUT), ("rejects the example inputs", "'y'")),
     "input of the wrong type": ((f"{NETS}:model", *INPUT, "--dtype", "int64"), ("rejects the example inputs",)),
+    "model with a typo": (("{tmp}/typo.py:Net", *INPUT), ("no attribute 'lost'", "typo.py:7", "mend that line")),
     "no layer": ((f"{NETS}:without_layers", *INPUT), ("no convolution and no linear layer",)),
     "NaN weights": ((f"{NETS}:with_nan", *INPUT), ("0.weight", "NaN")),
     "wrapped already": ((f"{NETS}:wrapped", *INPUT), ("wrapped already",)),
@@ -81,6 +82,10 @@ def test_misuse(shell: Shell, tmp_path: Path, case: str) -> None:
     (tmp_path / "syntax.py").write_text("def net(:\n")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit('usage')\n")
     (tmp_path / "nms.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    (tmp_path / "typo.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.kept = nn.Conv2d(3, 4, 1)\n    def forward(self, x):\n        return self.lost(x)\n"
+    )
     arguments, expected = MISUSE[case]
     before = {path: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
     words = [word.replace("{tmp}", str(tmp_path)) for word in arguments]
@@ -115,6 +120,15 @@ def test_a_misspelt_option(shell: Shell) -> None:
     assert (code, out) == (2, "") and err.startswith("error: fxprune inspect does not know --jsn: did you mean --json?")
     code, out, err = shell(*RESNET8, "--traceback")
     assert (code, out) == (2, "") and "--traceback goes before the command: fxprune --traceback inspect" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(("inspct",), "inspect"), (("inspect", f"{NETS}:model", *INPUT, "--dtype", "flot32"), "float32")],
+)
+def test_a_misspelt_choice(shell: Shell, arguments: tuple[str, ...], meant: str) -> None:
+    code, out, err = shell(*arguments)
+    assert (code, out) == (2, "") and f"invalid choice: '{arguments[-1]}'\n  fix: did you mean {meant}?\n" in err
 
 
 def test_version_and_help(shell: Shell) -> None:

@@ -231,23 +231,6 @@ def test_training_step(name: str, net: nn.Module) -> None:
     net(*example).sum().backward()
 
 
-def test_pruned_again(name: str) -> None:
-    """Iterative pruning: the slim net is wrapped, masked and exported like any other."""
-    slim, example, others = pruned(name)
-    expected = [call(slim, given) for given in [example, *others]]
-    wrapped = fxprune.wrap(slim, 0.5, example_inputs=example)
-    assert wrapped.full_cost()["volume"] == slim.report.after["volume"]
-    for given, value in zip([example, *others], expected, strict=True):
-        assert error(call(wrapped, given), value) <= TOLERANCE
-    for seed in range(3):
-        generator = torch.Generator().manual_seed(seed)
-        masks = {key: torch.rand(len(gate), generator=generator) < 0.6 for key, gate in wrapped.gates.items()}
-        smaller = fxprune.export(wrapped.set_masks(masks))
-        assert smaller.report.error <= TOLERANCE
-        for given in [example, *others]:
-            assert error(call(smaller, given), call(wrapped, given)) <= TOLERANCE
-
-
 def test_state_dict_moves_between_copies(name: str) -> None:
     slim, example, _ = pruned(name)
     other = randomise(copy.deepcopy(slim), torch.Generator().manual_seed(3))

@@ -153,6 +153,26 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(path), f"{target}#{anchor}"
 
 
+@pytest.mark.parametrize("page", MARKDOWN, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"(?<![\w/.-])(?:fxprune|tests|benchmarks|examples|docs)/[\w/.-]*\w\.\w+", page.read_text())
+    for name in named:
+        assert (ROOT / name).exists(), name
+
+
+def test_the_map_names_files_that_exist() -> None:
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
+    packages = {path.name for path in (ROOT / "fxprune").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages == {name for where, _ in rows for name in re.findall(r"`(\w+)/`", where)} - {*OUTSIDE}
+    for where, what in rows:
+        folders = [ROOT / "fxprune", ROOT, *(ROOT / "fxprune" / name for name in re.findall(r"`(\w+)/`", where))]
+        for name in re.findall(r"`([\w/]+\.py)`", f"{where} {what}"):
+            assert any((folder / name).is_file() for folder in folders), f"{where}: {name}"
+
+
+OUTSIDE = ("examples", "benchmarks", "docs")
+
+
 def test_code_that_names_a_page() -> None:
     """Messages and docstrings that send the reader to docs/..."""
     for source in (ROOT / "fxprune").rglob("*.py"):

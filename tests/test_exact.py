@@ -281,7 +281,9 @@ def test_pruned_again(case: Case, density: float) -> None:
     _, _, example, others = prepared(case.name)
     slim = export(hardened(case.name, density, seed=21))
     again = wrap(slim, 0.5, example_inputs=example)
-    assert error(call(again, example), call(slim, example)) <= 1e-12
+    assert again.full_cost().volume == slim.report.after["volume"]
+    for given in [example, *usable(case, others)]:
+        assert error(call(again, given), call(slim, given)) <= 1e-12
     generator = torch.Generator().manual_seed(4)
     random_gates(again, generator)
     check_export(again.set_masks(random_masks(again, 0.5, generator)), [example, *usable(case, others)])

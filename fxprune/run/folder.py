@@ -283,9 +283,10 @@ def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", fix=_NAME)
     if not (folder / FACTS).is_file():
-        above = (folder.parent / FACTS).is_file()
+        runs = [each.parent for each in (folder.parent / FACTS, *sorted(folder.glob(f"*/{FACTS}"))) if each.is_file()]
         raise RunError(
-            f"{folder} is not the folder of a run: it has no {FACTS}", fix=f"name {folder.parent}" if above else _NAME
+            f"{folder} is not the folder of a run: it has no {FACTS}",
+            fix=f"name {' or '.join(map(str, runs[:3]))}" if runs else _NAME,
         )
     facts: dict[str, Any]
     try:

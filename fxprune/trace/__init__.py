@@ -143,6 +143,8 @@ def _what_to_pass(args: Any, error: Exception) -> str:
         return "give example_inputs as a tensor, a tuple of positional or a dict of keyword arguments"
     if isinstance(error, TypeError) and "forward()" in str(error):
         return "give example_inputs for all that forward() takes (--input NAME=SHAPE on the command line)"
+    if isinstance(error, (AttributeError, NameError, ImportError)):
+        return "mend that line, or give all inputs that forward() needs (--input NAME=SHAPE on the command line)"
     if "dtype" in str(error) or "type (" in str(error):
         return "pass example_inputs of the dtype that the model has (--dtype on the command line)"
     return "pass example_inputs (--input on the command line) of the shape that the model expects"

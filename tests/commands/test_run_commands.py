@@ -231,6 +231,7 @@ MISUSE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "nothing to export": (("export", "@/run"), ("--onnx FILE",)),
     "export of no folder": (("export", "@/nowhere", "--source", "@/new"), ("no folder", "nowhere")),
     "export of a saved net": (("export", "@/after", "--source", "@/new"), ("not the folder of a run",)),
+    "report on a folder of runs": (("report", "@"), ("not the folder of a run", "/began or ")),
     "export of an unfinished run": (("export", "@/unfinished", "--source", "@/new"), ("no slim net", "fine-tuning")),
     "export of damaged weights": (("export", "@/broken", "--source", "@/new"), ("weights.pt is damaged",)),
     "export of damaged json": (("export", "@/torn", "--source", "@/new"), ("run.json is damaged",)),
