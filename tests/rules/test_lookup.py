@@ -169,3 +169,25 @@ def test_cut_without_training() -> None:
     slim = fxprune.cut(net, batches, budget=1 / 2, metric="params")
     assert params_of(slim) <= params_of(net) / 2
     assert slim.table.embedding_dim < 8  # type: ignore[union-attr]
+
+
+class Placed(Reader):
+    """Places of words that depend on nothing but how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Embedding(11, 8))
+        self.places = nn.Embedding(9, 8)
+
+    def read(self, words: T) -> T:
+        return self.table(words) + self.places(torch.arange(words.shape[1], device=words.device)[None])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("places", [1 - COLUMNS, COLUMNS, torch.ones(8), torch.zeros(8)])
+def test_a_table_without_samples(places: T) -> None:
+    """With an example of one sample nobody sees that places are for all samples."""
+    net, example = built(Placed()), words((1, 5))[0]
+    for masks in ({"table": COLUMNS}, {"table": torch.zeros(8)}):
+        wrapped = fxprune.wrap(net, 0.5, example_inputs=example)
+        random_gates(wrapped, torch.Generator().manual_seed(2))
+        wrapped.set_masks({"back": torch.zeros(8), "places": places, **masks})
+        check_export(wrapped, [example, *GIVEN], counted=False)
