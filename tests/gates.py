@@ -10,7 +10,7 @@ from fxprune.analysis import Analysis
 from fxprune.analysis.gates import Layer
 from fxprune.channels import Zeros
 
-LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Embedding)
 OUTPUT, DEPTHWISE, SCALES = "writes a model output", "depthwise", "scales other channels"
 # Of a layer: how many it has, how many of which kind in attention, or why it has none (as it is told, up to the colon).
 Gates = Mapping[str, "int | str"]
@@ -66,7 +66,9 @@ def last(model: nn.Module) -> str:
         path, module = [*path, name], getattr(module, name)
 
 
-def _expected(layer: nn.modules.conv._ConvNd | nn.Linear) -> int | str:
+def _expected(layer: nn.modules.conv._ConvNd | nn.Linear | nn.Embedding) -> int | str:
+    if isinstance(layer, nn.Embedding):
+        return layer.embedding_dim
     if isinstance(layer, nn.Linear):
         return layer.out_features
     if 1 < layer.groups == layer.in_channels:

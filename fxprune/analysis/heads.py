@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import fx
+from torch import fx, nn
 
 from fxprune.channels import Channels, Mixer, Role
 from fxprune.channels.ids import OPEN, Ids, Join
+from fxprune.torch_private import AnyTransposedConv
 from fxprune.trace.values import Values, attribute, has_attribute
 
 Bools = npt.NDArray[np.bool_]
@@ -26,6 +27,7 @@ Floats = npt.NDArray[np.float64]
 Sums = npt.NDArray[np.uint64]
 NO_ROLE, MIXED = -1, -2
 ROLES = tuple(Role)
+COLUMNS_FIRST = AnyTransposedConv, nn.Embedding  # layers whose weights begin with what they read
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,12 +220,15 @@ def _in_order(values: npt.NDArray[Any]) -> Ids:
 
 
 def weight_of(mixer: Mixer, values: Values) -> torch.Tensor | None:
-    """Of a module, or what a function is called with: a parameter, or rows of one."""
+    """Of a module, or what a function is called with: a parameter, or rows of one; of a table its columns."""
     node = mixer.node
     if node.op == "call_module":
         owner = values.real if has_attribute(values.real, str(node.target)) else values.root
-        weight = getattr(attribute(owner, str(node.target)), "weight", None)
-        return weight if isinstance(weight, torch.Tensor) else None
+        module = attribute(owner, str(node.target))
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, torch.Tensor):
+            return None
+        return weight.t() if isinstance(module, nn.Embedding) else weight
     raw = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
     try:
         weight = values.constant(raw) if isinstance(raw, fx.Node) else None

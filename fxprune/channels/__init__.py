@@ -65,6 +65,7 @@ class Product:
     factor: int
     read: Ids  # as in ``Affine``
     needs: Ids  # it runs in full where none of these is there
+    same_width: bool = False  # groups have as many channels as those of the node's other products, if these have more
 
 
 @dataclass(frozen=True, eq=False)

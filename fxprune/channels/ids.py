@@ -125,6 +125,7 @@ class IdTable:
         self.size = 3
         self.blocks: list[Mix | Join] = []
         self.starts: list[int] = []  # the first id of each
+        self.silent: set[int] = set()  # blocks that say nothing of the input
 
     # ------------------------------------------------------------ building
 
@@ -141,8 +142,22 @@ class IdTable:
         if inputs.shape[1] == 0:  # of an empty tensor
             inputs = np.full((groups, 1), ONE, dtype=np.int64)
         out = self._new(groups * rows).reshape(groups, rows)
+        if self.says_nothing(inputs):
+            self.silent.add(len(self.blocks))
         self.blocks.append(Mix(out, inputs, np.full_like(out[None], OPEN), owner))
         return out
+
+    def says_nothing(self, ids: Ids) -> bool:
+        """Whether none of these depends on the input, but on its size at most.
+
+        >>> table = IdTable()
+        >>> table.says_nothing(table.mix(np.array([[FIXED]]), 4, "places")), table.says_nothing(np.array([FIXED, ONE]))
+        (True, False)
+        """
+        others = ids[(ids != FIXED) & (ids != ZERO)]
+        if not others.size or not self.silent:
+            return not others.size
+        return set(np.unique(np.searchsorted(self.starts, others, side="right") - 1).tolist()) <= self.silent
 
     def size_of(self, ids: Ids, owner: str) -> Ids:
         """One id that lives as long as any of these does."""
@@ -181,6 +196,8 @@ class IdTable:
             rows, which = distinct(flat.T)
             flat = rows.T
         out = self._new(flat.shape[1])
+        if all(self.says_nothing(ids) for _, ids in kept):
+            self.silent.add(len(self.blocks))
         self.blocks.append(Join(kind, out, tuple(flat), frozenset(n for n, (i, _) in enumerate(kept) if i in scalers)))
         # What is made of nothing but padding is padding itself, and not merely dead under every mask.
         zeros = [np.asarray(ids) == ZERO for _, ids in kept]

@@ -169,11 +169,12 @@ class Segments:
 
 
 class Grids:
-    """Many lists of groups. A group that has any of its ids has as many as the one of its list that has the most;
-    none has any where none of the ids is there that ``read`` it."""
+    """Many lists of groups. A group that has any of its ids has as many as the one of its list that has the most, or
+    of all lists of the same ``width``; none has any where none of the ids is there that ``read`` it."""
 
-    def __init__(self, grids: Sequence[Ids], read: Sequence[Ids]) -> None:
+    def __init__(self, grids: Sequence[Ids], read: Sequence[Ids], width: Ids | None = None) -> None:
         self.groups, self.read = Segments([group for grid in grids for group in grid]), Segments(read)
+        self.width = width
         self.starts = np.cumsum([0, *map(len, grids)])[:-1]
 
     def count(self, present: Bools) -> Counts:
@@ -181,7 +182,12 @@ class Grids:
             return np.zeros((0, present.shape[1]), dtype=np.int64)
         counts, read = self.groups.count(present), self.read.count(present) > 0
         groups = np.add.reduceat((counts > 0).astype(np.int64), self.starts, axis=0)
-        found: Counts = groups * np.maximum.reduceat(counts, self.starts, axis=0) * read
+        most = np.maximum.reduceat(counts, self.starts, axis=0)
+        if self.width is not None:
+            own, most = most, np.zeros_like(most)
+            np.maximum.at(most, self.width, own)
+            most = most[self.width]
+        found: Counts = groups * most * read
         return found
 
     def expected(self, present: torch.Tensor) -> torch.Tensor:
@@ -190,14 +196,21 @@ class Grids:
         owners = torch.from_numpy(np.repeat(np.arange(sizes.size), sizes))
         zeros = present.new_zeros(sizes.size)
         groups = zeros.index_add(0, owners, self.groups.any(present))
-        return groups * zeros.scatter_reduce(0, owners, self.groups.expected(present), "amax") * self.read.any(present)
+        most = zeros.scatter_reduce(0, owners, self.groups.expected(present), "amax")
+        if self.width is not None:
+            width = torch.from_numpy(self.width)
+            most = zeros.scatter_reduce(0, width, most, "amax")[width]
+        return groups * most * self.read.any(present)
 
 
 class Products(Grids):
     """Those of matrices; one that lacks all that it needs runs in full."""
 
     def __init__(self, products: Sequence[Product]) -> None:
-        super().__init__([part.ids for part in products], [part.read for part in products])
+        calls = [part.node if part.same_width else part for part in products]
+        numbers = {call: number for number, call in enumerate(dict.fromkeys(calls))}
+        width = np.array([numbers[call] for call in calls]) if len(numbers) < len(calls) else None
+        super().__init__([part.ids for part in products], [part.read for part in products], width)
         self.needs = Segments([part.needs for part in products])
         self.sizes = np.array([part.ids.size for part in products], dtype=np.int64)
 

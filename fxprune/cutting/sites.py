@@ -3,10 +3,10 @@ or why it stays as it is."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxprune.analysis import Analysis
+from fxprune.analysis.heads import COLUMNS_FIRST
 from fxprune.channels import Mixer
 from fxprune.channels.ids import OPEN, Ids
 from fxprune.cutting.least_squares import Activation
@@ -23,7 +24,7 @@ from fxprune.torch_private import AnyBatchNorm, AnyConv, AnyTransposedConv, forw
 
 _ADDS = (operator.add, torch.add, "add", "__add__")
 _PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # in eval mode nothing happens in them
-_RELU = Activation(0.0, inf)
+_RELU = Activation(0.0, math.inf)
 _CUTS = {
     torch.relu: _RELU, F.relu: _RELU, "relu": _RELU, nn.ReLU: _RELU,
     F.relu6: Activation(0.0, 6.0), nn.ReLU6: Activation(0.0, 6.0),
@@ -64,8 +65,8 @@ class Site:
 def grouped(weight: torch.Tensor, layer: nn.Module | None, groups: int) -> torch.Tensor:
     """A layer's weight as groups x rows x columns x taps; a view."""
     weight = weight.detach()
-    if isinstance(layer, AnyTransposedConv):
-        return weight.reshape(groups, -1, weight.shape[1], weight[0, 0].numel()).transpose(1, 2)
+    if isinstance(layer, COLUMNS_FIRST):
+        return weight.reshape(groups, -1, weight.shape[1], math.prod(weight.shape[2:])).transpose(1, 2)
     return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
 
 
@@ -92,6 +93,8 @@ def _why_not(
     if any(call.node.op != "call_module" or str(call.node.target) != name for call in calls):
         return "it is called as a function"
     layer = net.get_submodule(name)
+    if isinstance(layer, nn.Embedding):
+        return "it is a table"
     if type(layer) is not nn.Linear and not isinstance(layer, AnyConv):
         return f"{type(layer).__name__} is a class of its own"
     if "weight" not in layer._parameters or forward_hooks(layer):

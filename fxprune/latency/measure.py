@@ -153,8 +153,9 @@ def measure(
         elif node in joins:
             meetings.append(fitted_meeting(joins[node].operands, joins[node].out, taken, samples))
         else:
-            ids = mixers[node].inputs if node in mixers else flow.ids if isinstance(flow, Flow) else np.zeros(0, int)
-            ids = np.setdiff1d(ids, [ONE, ZERO, FIXED])
+            own = flow.ids if isinstance(flow, Flow) else np.zeros(0, int)
+            read = mixers[node].inputs if node in mixers and mixers[node].sites else own  # a table writes alone
+            ids = np.setdiff1d(read, [ONE, ZERO, FIXED])
             if ids.size:
                 lines.append(fitted_line(ids, taken, samples))
             else:

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fxprune.analysis.gates import Unit
-from fxprune.analysis.heads import weight_of
+from fxprune.analysis.heads import COLUMNS_FIRST, weight_of
 from fxprune.analysis.streams import connected, labels_of, of_variables
 from fxprune.channels import Mixer
 from fxprune.channels.ids import OPEN, Ids
 from fxprune.gated.wrapped import Wrapped
 from fxprune.rules import Flow
-from fxprune.torch_private import AnyBatchNorm, AnyTransposedConv
+from fxprune.torch_private import AnyBatchNorm
 from fxprune.trace.values import Values
 
 
@@ -54,7 +54,7 @@ def _readers(net: Wrapped, label: Ids, labels: Ids, writers: list[Unit]) -> tupl
     for unit in writers:
         weight = getattr(module_at(net, unit.name), "weight", None)
         plain = unit.grain == "channel" and unit.calls[0].groups == 1 and calls[unit.name] == 1
-        if not plain or not _free(weight, owned) or isinstance(module_at(net, unit.name), AnyTransposedConv):
+        if not plain or not _free(weight, owned) or isinstance(module_at(net, unit.name), COLUMNS_FIRST):
             return None
     written = {unit.calls[0].node for unit in writers}
     written |= {channels.anchors[node] for node in written if node in channels.anchors}
@@ -126,7 +126,7 @@ def _reader(
     if not (read[order] == labels[:, None]).all():
         return None
     assert isinstance(weight, nn.Parameter)
-    return Reader(weight, 0 if isinstance(conv, AnyTransposedConv) else 1, torch.from_numpy(order))
+    return Reader(weight, 0 if isinstance(conv, COLUMNS_FIRST) else 1, torch.from_numpy(order))
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +228,7 @@ def _writer(net: Wrapped, unit: Unit, positions: Ids) -> Writer:
     norm = module_at(net, str(anchor.target)) if anchor is not None and anchor.op == "call_module" else None
     return Writer(
         unit, torch.from_numpy(positions), weight if isinstance(weight, torch.Tensor) else torch.zeros(0),
-        bias if isinstance(bias, nn.Parameter) else None, isinstance(conv, AnyTransposedConv),
+        bias if isinstance(bias, nn.Parameter) else None, isinstance(conv, COLUMNS_FIRST),
         norm if isinstance(norm, AnyBatchNorm) else None,
     )  # fmt: skip
 

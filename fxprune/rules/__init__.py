@@ -6,6 +6,7 @@ from fxprune.rules import (
     custom,
     elementwise,
     joins,
+    lookup,
     mixing,
     movement,
     norms,
@@ -18,5 +19,5 @@ from fxprune.rules.registry import RULES, Flow, NoChannels, Notes, Op, constant_
 
 __all__ = [
     "RULES", "Flow", "NoChannels", "Notes", "Op", "attention", "constant_flow", "contraction", "custom", "elementwise",
-    "find_rule", "joins", "mixing", "movement", "norms", "reductions", "rule", "same_op", "sizes", "spatial",
+    "find_rule", "joins", "lookup", "mixing", "movement", "norms", "reductions", "rule", "same_op", "sizes", "spatial",
 ]  # fmt: skip

@@ -34,8 +34,8 @@ def attention(op: Op) -> Flow | None:
     queries, keys = np.broadcast_arrays(query, key)
     pairs = op.table.all(queries, keys)  # .., 1, channels
     scores_of_heads(op, queries[..., 0, :], keys[..., 0, :])
-    scores_size = op.value(0, "query").shape[:-1].numel() * op.value(1, "key").shape[-2]
-    note_product(op, pairs, 2 * scores_size * op.value(0, "query").shape[-1], pairs)
+    scores_size, same = op.value(0, "query").shape[:-1].numel() * op.value(1, "key").shape[-2], _same_width(op)
+    note_product(op, pairs, 2 * scores_size * op.value(0, "query").shape[-1], pairs, same_width=same)
     scores = op.table.mix(pairs.reshape(-1, pairs.shape[-1]), rows=1, owner=op.node.name)
     needed = op.table.any(value, scores.reshape(*pairs.shape[:-1], 1))  # lives whenever the value does
     result = op.table.all(value, needed)
@@ -43,8 +43,14 @@ def attention(op: Op) -> Flow | None:
         result = op.table.all(result, mask.ids.reshape((1,) * result.ndim))
     op.notes.met.append(result)
     values_of_heads(op, np.broadcast_to(value, result.shape), result)
-    note_product(op, result, 2 * scores_size * op.out.shape[-1], pairs)
+    note_product(op, result, 2 * scores_size * op.out.shape[-1], pairs, same_width=same)
     return Flow(result)
+
+
+def _same_width(op: Op) -> bool:
+    """Torch's fast kernels want queries and values of one width; of other widths attention takes ten times as long. So
+    in the slim net they have one where they had one: the narrower gets zeros."""
+    return bool(op.value(0, "query").shape[-1] == op.value(2, "value").shape[-1])
 
 
 def _repeated(ids: Ids, times: int) -> Ids:
@@ -86,6 +92,8 @@ def _attention(op: Op, slim: Slim) -> Piece | GridPiece | None:
         if common.size == 0:
             return whole_op(op, slim)
         operands = {node: slim.fetch(node, last, common) for node in nodes[:2]} | {nodes[2]: value.node}
+        widths = common.size, value.along(last, op.out.shape[last]).size
+        return Piece(_of_widths(op, slim, nodes, operands, *widths), value.axis, value.positions)
     else:
         return whole_op(op, slim)
     return Piece(_scaled(op, slim, operands), value.axis, value.positions)
@@ -114,7 +122,7 @@ def _by_heads(op: Op, slim: Slim, nodes: list[Any]) -> GridPiece | None:
         operands[node] = slim.fetch_grid(node, shared)
     if isinstance(mask, fx.Node) and op.raw(3, "attn_mask") is not mask:
         operands[op.raw(3, "attn_mask")] = mask
-    return GridPiece(_scaled(op, slim, operands), grid)
+    return GridPiece(_of_widths(op, slim, nodes, operands, met.positions.shape[1], grid.positions.shape[1]), grid)
 
 
 def _shared(grid: Grid, times: int) -> Grid | None:
@@ -127,6 +135,17 @@ def _shared(grid: Grid, times: int) -> Grid | None:
     if positions is None or not bool((positions == positions[:, :1]).all()):
         return None
     return Grid(grid.outer, heads, grid.axis, positions[:, 0])
+
+
+def _of_widths(op: Op, slim: Slim, nodes: list[Any], operands: dict[Any, fx.Node], scores: int, values: int) -> fx.Node:
+    """The call, where queries and keys are as wide as ``scores`` says."""
+    if scores == values or not _same_width(op):
+        return _scaled(op, slim, operands)
+    last, missing = op.out.ndim - 1, abs(scores - values)
+    narrow = nodes[:2] if scores < values else nodes[2:]
+    operands = operands | {node: slim.pad(operands[node], last, op.out.ndim, missing) for node in narrow}
+    made = _scaled(op, slim, operands)
+    return made if scores < values else slim.graph.call_method("narrow", (made, last, 0, values))
 
 
 def _scaled(op: Op, slim: Slim, operands: dict[Any, fx.Node]) -> fx.Node:

@@ -51,7 +51,10 @@ def add(op: Op) -> Flow | None:
 
 
 def any_of(op: Op, flows: list[Flow]) -> Ids:
-    """*any*; but if one operand alone gives the result its size (the others broadcast), some of it has to live."""
+    """*any*; but if one operand alone gives the result its size (the others broadcast), some of it has to live.
+
+    Of a single sample nobody sees whether a table that is made for any input has samples, too.
+    """
     ids = op.table.any(*(flow.ids for flow in flows))
     shapes = {
         node: (1,) * (op.out.ndim - node.meta["value"].ndim) + tuple(node.meta["value"].shape) for node in op.inputs
@@ -60,11 +63,18 @@ def any_of(op: Op, flows: list[Flow]) -> Ids:
         others = [other for n, other in shapes.items() if n is not node]
         alone = any(size > 1 and all(other[axis] == 1 for other in others) for axis, size in enumerate(shape))
         own = np.unique(op.flows[node].ids)
+        alone = alone or (op.out.shape[:1] == (1,) and _has_samples_alone(op, node))
         if others and alone and not bool(immortal(own).any()):
             op.notes.sized.append((op.node, own))
             token = op.table.size_of(own, op.node.name)
             ids = op.table.all(ids, token.reshape((1,) * ids.ndim))
     return ids
+
+
+def _has_samples_alone(op: Op, node: fx.Node) -> bool:
+    """Whether it depends on the input, and no other operand does."""
+    silent = {other: op.table.says_nothing(op.flows[other].ids) for other in op.inputs}
+    return not silent.pop(node) and bool(silent) and all(silent.values())
 
 
 @rule(operator.mul, torch.mul, torch.multiply, "mul", "multiply", "__mul__", "__rmul__")
@@ -175,6 +185,7 @@ def _add(op: Op, slim: Slim) -> Piece | GridPiece | None:
     alive = [node for node, piece in zip(op.inputs, pieces, strict=True) if piece is not None]
     plain = op.node.target in _ADDS and "alpha" not in op.node.kwargs and len(op.node.args) == 2
     plain = plain and all(map(_of_channels, (op.flows[node] for node in op.inputs)))
+    plain = plain and not (op.out.shape[:1] == (1,) and any(_has_samples_alone(op, node) for node in op.inputs))
     shapes = {tuple(node.meta["value"].shape) for node in op.inputs}
     kinds = {node.meta["value"].dtype for node in op.inputs}
     if plain and len(alive) == len(kinds) == 1 and shapes == {tuple(op.out.shape)}:

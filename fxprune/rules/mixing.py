@@ -35,6 +35,13 @@ def _owner(op: Op, weight: Any) -> str:
     return op.node.name if path in ("", "weight") else path.removesuffix(".weight")
 
 
+def name_of_layer(op: Op, ids: Ids, inputs: Ids, kernel: int, bias: bool) -> str:
+    """A weight that is called as a function is the layer that owns it, or one of its own."""
+    name = _owner(op, op.raw(1, "weight"))
+    fits = op.module is not None or _fits(op, name, ids, inputs, kernel, bias)
+    return name if fits else f"{name}_{op.node.name}"
+
+
 def _fits(op: Op, name: str, ids: Ids, inputs: Ids, kernel: int, bias: bool) -> bool:
     """Does a functional call use the weight of layer ``name`` as the layer does? If not it is a layer of its own.
 
@@ -45,8 +52,10 @@ def _fits(op: Op, name: str, ids: Ids, inputs: Ids, kernel: int, bias: bool) -> 
         if weight.op != "get_attr":  # computed from it
             return False
         owner: Any = op.notes.constants.root.get_submodule(name)
+        if isinstance(owner, nn.Embedding) != (op.node.target is F.embedding):
+            return False
         turned = isinstance(owner, AnyTransposedConv)
-        own = owner.weight.shape, turned, getattr(owner, "groups", 1), owner.bias is not None
+        own = owner.weight.shape, turned, getattr(owner, "groups", 1), getattr(owner, "bias", None) is not None
         if own != (op.get("weight", 1).shape, is_transposed(op), ids.shape[0], bias):
             return False
     others = [mixer for mixer in op.notes.mixers if mixer.name == name]
@@ -112,9 +121,7 @@ def _mix(op: Op, inputs: Ids, rows: int, axis: int, *, area: int, sites: int, is
     inputs = np.where(padding, not_zero(op, inputs), inputs) if bool(padding.any()) else inputs
     ids = op.table.mix(inputs, rows, owner=op.node.name)
     kernel, bias = math.prod(op.get("weight", 1).shape[2:]), op.get("bias", 2) is not None
-    name = _owner(op, op.raw(1, "weight"))
-    if op.module is None and not _fits(op, name, ids, inputs, kernel, bias):
-        name = f"{name}_{op.node.name}"
+    name = name_of_layer(op, ids, inputs, kernel, bias)
     op.notes.mixers.append(Mixer(op.node, name, ids, inputs, kernel, area, sites, bias, is_conv))
     shape = [1] * op.out.ndim
     shape[axis] = ids.size
@@ -232,7 +239,8 @@ def cut_layer(
 ) -> nn.Module:
     """A plain torch layer with these rows and columns of each group, its gate multiplied in."""
     transposed = is_transposed(op)
-    (weight, weight_grad), (bias, bias_grad) = _tensor(op, slim, "weight", 1), _tensor(op, slim, "bias", 2)
+    weight, weight_grad = weight_or_bias(op, slim, "weight", 1)
+    bias, bias_grad = weight_or_bias(op, slim, "bias", 2)
     assert weight is not None
     count = op.get("groups", 6, 1) if weight.ndim > 2 else 1
     grouped = weight.detach().reshape(count, weight.shape[0] // count, *weight.shape[1:])
@@ -263,7 +271,7 @@ def _memory_format(weight: torch.Tensor) -> torch.memory_format:
     return last
 
 
-def _tensor(op: Op, slim: Slim, name: str, position: int) -> tuple[torch.Tensor | None, bool]:
+def weight_or_bias(op: Op, slim: Slim, name: str, position: int) -> tuple[torch.Tensor | None, bool]:
     """A weight or bias, and whether it is to be trained."""
     if op.module is not None:
         with torch.enable_grad():  # a computed weight is trained if anything that it is computed from is trained

@@ -3,7 +3,7 @@ the living ones."""
 
 from __future__ import annotations
 
-import operator
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -31,10 +31,11 @@ from fxprune.rules.registry import Cut, Flow, NoChannels, Op, rule
 def layer_norm_of_living(op: Op, slim: Slim, piece: Piece, axes: list[int]) -> Piece:
     """``axes`` are normalised together; one of them is the pruned one."""
     assert piece.axis is not None and piece.positions is not None
-    share = piece.positions.size / op.out.shape[piece.axis]
+    share, count = piece.positions.size / op.out.shape[piece.axis], math.prod(op.get("normalized_shape", 1))
     cut = (piece.axis - axes[0], piece.positions)
     weight, bias = _vector(op, slim, "weight", 2, *cut), _vector(op, slim, "bias", 3, *cut)
-    node = _normalised(slim, piece.node, axes, share, op.get("eps", 4, 1e-5), weight, bias)
+    apart, scale = _standard(slim, piece.node, axes, share, op.get("eps", 4, 1e-5), count)
+    node = _affine(slim, slim.graph.call_function(torch.mul, (apart, scale)), weight, bias)
     return Piece(node, piece.axis, piece.positions)
 
 
@@ -55,26 +56,40 @@ def group_norm_of_living(op: Op, slim: Slim, living: Ids) -> Piece:
 
     node = slim.fetch(op.inputs[0], 1, positions)
     node = slim.graph.call_method("unflatten", (node, 1, shape))
-    share, eps = shape[1] / rows.shape[1], op.get("eps", 4, 1e-5)
-    node = _normalised(slim, node, list(range(2, rank)), share, eps, spread("weight", 2), spread("bias", 3))
-    made = Piece(slim.graph.call_method("flatten", (node, 1, 2)), 1, positions)
+    share, weight, bias = shape[1] / rows.shape[1], spread("weight", 2), spread("bias", 3)
+    apart, scale = _standard(slim, node, list(range(2, rank)), share, op.get("eps", 4, 1e-5))
+    scale = _affine(slim, scale, weight, None)  # small beside the map
+    made = Piece(slim.graph.call_method("flatten", (_affine(slim, apart, scale, bias), 1, 2)), 1, positions)
     return Piece(slim.select(made, 1, living, op.out), 1, living)
 
 
-def _normalised(
-    slim: Slim, x: fx.Node, axes: list[int], share: float, eps: float, weight: fx.Node | None, bias: fx.Node | None
-) -> fx.Node:
-    """x * scale + shift, where both are small as long as there are positions that share them."""
+def _standard(
+    slim: Slim, x: fx.Node, axes: list[int], share: float, eps: float, count: int | None = None
+) -> tuple[fx.Node, fx.Node]:
+    """How far ``x`` is from the mean of all channels, and one over their deviation; ``count`` of them in all, if that
+    is known. Those that are gone are zeros, as far from the mean as it is from zero.
+
+    Several times faster than ``torch.var_mean``, and as exact: nothing large is taken from something large.
+    """
     call = slim.graph.call_function
-    both = call(torch.var_mean, (x, axes), {"correction": 0, "keepdim": True})
-    variance, mean = (call(operator.getitem, (both, k)) for k in (0, 1))
-    spread = call(torch.mul, (call(torch.square, (mean,)), share * (1 - share)))
-    variance = call(torch.add, (call(torch.mul, (variance, share)), spread))
-    scale = call(torch.rsqrt, (call(torch.add, (variance, eps)),))
-    scale = scale if weight is None else call(torch.mul, (scale, weight))
-    shift = call(torch.mul, (call(torch.mul, (mean, -share)), scale))
-    shift = shift if bias is None else call(torch.add, (shift, bias))
-    return call(torch.addcmul, (shift, x, scale))
+    mean = call(torch.mean, (x, axes), {"keepdim": True})  # of what is left
+    apart = call(torch.sub, (x, mean), {"alpha": share})
+    if count is None:  # it depends on the size of the map
+        square = call(torch.mean, (call(torch.square, (apart,)), axes), {"keepdim": True})
+        variance = call(torch.mul, (square, share))
+    else:
+        norm = call(torch.linalg.vector_norm, (apart,), {"dim": axes, "keepdim": True})
+        variance = call(torch.square, (call(torch.mul, (norm, count**-0.5)),))
+    variance = call(torch.add, (variance, eps))
+    variance = call(torch.addcmul, (variance, mean, mean), {"value": share * share * (1 - share)})
+    return apart, call(torch.rsqrt, (variance,))
+
+
+def _affine(slim: Slim, x: fx.Node, factor: fx.Node | None, shift: fx.Node | None) -> fx.Node:
+    call = slim.graph.call_function
+    if factor is None:
+        return x if shift is None else call(torch.add, (x, shift))
+    return call(torch.mul, (x, factor)) if shift is None else call(torch.addcmul, (shift, x, factor))
 
 
 def _vector(op: Op, slim: Slim, name: str, position: int, axis: int, positions: Ids) -> fx.Node | None:

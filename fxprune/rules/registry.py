@@ -246,16 +246,16 @@ def same_value(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def note_product(op: Op, ids: Ids, flops: int, needs: Ids | None = None) -> None:
+def note_product(op: Op, ids: Ids, flops: int, needs: Ids | None = None, *, same_width: bool = False) -> None:
     """``flops`` of the example's batch; the last axis of ``ids`` are channels, the others heads; it runs in full where
-    none of the ids is there that it ``needs``."""
+    none of the ids is there that it ``needs``; products of ``same_width`` have as many channels as the widest."""
     grid = ids.reshape(-1, ids.shape[-1])
     each, rest = divmod(flops, grid.size * max(op.notes.batch, 1))
     if rest:  # channels that lie among the samples
         note_in_full(op, ids, flops)
     else:
         needed = np.array([ONE]) if needs is None else np.unique(needs)
-        op.notes.products.append(Product(op.node, grid, each, np.unique(ids), needed))
+        op.notes.products.append(Product(op.node, grid, each, np.unique(ids), needed, same_width))
 
 
 def note_in_full(op: Op, ids: Ids, flops: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import fx
 
 from fxprune.analysis import Analysis
-from fxprune.analysis.gates import Unit
+from fxprune.analysis.gates import Layer, Unit
 from fxprune.analysis.streams import node_kind
 from fxprune.channels.ids import OPEN
 from fxprune.rules import Flow
@@ -70,7 +70,7 @@ def survivors(analysis: Analysis, present: Bools) -> dict[str, Any]:
     costs = analysis.costs.counter.by_layer(present)
     layers = {}
     for layer in analysis.layers:
-        living = np.logical_or.reduce([present[call.ids.reshape(-1)] for call in layer.calls])
+        living = _living(layer, present)
         volume, flops, params = costs[layer.name]
         layers[layer.name] = {"mask": _text(living), "volume": volume, "flops": flops, "params": params}
     channels = analysis.channels
@@ -80,6 +80,12 @@ def survivors(analysis: Analysis, present: Bools) -> dict[str, Any]:
         if isinstance(flow, Flow) and flow.axis is not None and node_kind(node, channels, mixers) in JOINS:
             joins[node.name] = _text(present[flow.ids.reshape(-1)])
     return {"layers": layers, "joins": joins}
+
+
+def _living(part: Layer | Unit, present: Bools) -> Bools:
+    """The channels of a layer that any of its calls computes."""
+    living: Bools = np.logical_or.reduce([present[call.ids.reshape(-1)] for call in part.calls])
+    return living
 
 
 def _text(living: Bools) -> str:
@@ -92,8 +98,7 @@ def _text(living: Bools) -> str:
 
 def _left(unit: Unit, present: Bools) -> int:
     """How many gates of a unit let something through that the slim net computes."""
-    living = np.logical_or.reduce([present[call.ids.reshape(-1)] for call in unit.calls])
-    return int(np.unique(unit.rows[living & (unit.rows != OPEN)]).size)
+    return int(np.unique(unit.rows[_living(unit, present) & (unit.rows != OPEN)]).size)
 
 
 def report_on(
@@ -108,12 +113,12 @@ def report_on(
 ) -> SlimReport:
     """``joined`` is what compiling returned, the rest what folding and verifying did."""
     params = sum(parameter.numel() for parameter in slim.parameters())  # folded batch norms have none any more
-    kept = {layer.name for layer in analysis.layers if any(present[call.ids].any() for call in layer.calls)}
+    widths = {layer.name: int(_living(layer, present).sum()) for layer in analysis.layers}
     return SlimReport(
         before=analysis.full_cost.as_dict(),
         after={**analysis.costs.of_present(present).as_dict(), "params": params},
-        removed=tuple(layer.name for layer in analysis.layers if layer.name not in kept),
-        widths={layer.name: int(present[layer.calls[0].ids].sum()) for layer in analysis.layers},
+        removed=tuple(name for name, width in widths.items() if not width),
+        widths=widths,
         heads={unit.name: _left(unit, present) for unit in analysis.units if unit.of_heads},
         joins=dict(Counter(joined.values())),
         joined=joined,

@@ -11,7 +11,7 @@ from tests.models.case import ZOO, Case, leaves, randomise
 
 SECTIONS = (
     "chains", "residual", "concatenation", "attention", "groups", "norms", "resolution", "sharing", "python", "linear",
-    "parts", "contraction",
+    "parts", "contraction", "words",
 )  # fmt: skip
 for _section in SECTIONS:
     import_module(f"tests.models.{_section}")  # registers its nets

@@ -220,7 +220,7 @@ def test_products_are_narrow() -> None:
     slim = check_export(wrapped, [example], verify=False, counted=False)
     run = Shapes(slim)
     run.run(*example)
-    assert run.shapes == [(2, 3, 5, 3), (2, 3, 5, 3), (2, 3, 5, 2)]
+    assert run.shapes == [(2, 3, 5, 3)] * 3  # of one width, for torch's fast kernels; not of the model's, which is six
     assert slim.attend.qkv.out_features == 3 * (3 + 3 + 2)  # type: ignore[union-attr]
     assert slim.attend.out.in_features == 3 * 2  # type: ignore[union-attr]
 
