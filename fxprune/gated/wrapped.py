@@ -63,7 +63,10 @@ class Wrapped(fx.GraphModule):
         self._progress: float | None = None
         self._reachable = False  # as far as anyone has looked
         # What a process saw of its part of the batch is its own, whatever DistributedDataParallel does with buffers.
-        self._ddp_params_and_buffers_to_ignore = [f"{PRESSURE}.{name}" for name, _ in self.pressure.named_buffers()]
+        # What the bank looks up never changes.
+        own = [f"{PRESSURE}.{name}" for name, _ in self.pressure.named_buffers()]
+        looked_up = set(dict(self.bank.named_buffers())) - set(self.bank.state_dict())
+        self._ddp_params_and_buffers_to_ignore = own + [f"{BANK}.{name}" for name in sorted(looked_up)]
         self._gates = MappingProxyType({
             unit.name: Gate(self.bank, unit.start, unit.variables) for unit in analysis.units
         })
@@ -120,10 +123,10 @@ class Wrapped(fx.GraphModule):
         self._analyse = partial(self._analyse, places=rows)
         seen = self._analyse(model, None if self.options["guessed"] else _example(model, *example))
         self._analysis = timed_by(seen, self._analysis.costs.latency)
-        self.bank.table = self._analysis.channels.table
-        self.bank.choices = torch.from_numpy(self._analysis.guards.choices).to(self.bank.choices)
-        for site, (_, placed) in zip(self.bank.sites, find_sites(self._analysis), strict=True):
-            site.gate, site.start = placed.gate, placed.start
+        placed = [site for _, site in find_sites(self._analysis)]
+        for site, before in zip(placed, self.bank.sites, strict=True):
+            site.in_norm = before.in_norm
+        self.bank.connect(self._analysis, placed)
 
     def _know_time(self) -> None:
         """Measure what the network takes on this machine, unless that is known."""

@@ -67,7 +67,7 @@ def revived(
 ) -> dict[fx.Node, Bools]:
     """Where the slim net needs a mask: it computes a channel that is dead in the gated net and that no gate closes."""
     channels = analysis.channels
-    dead = present & (channels.table.alive(torch.from_numpy(opened).double()).numpy() == 0)
+    dead = present & ~analysis.costs.logic.alive(opened[:, None])[:, 0]
     if not dead.any():
         return {}
     layer_at = {channels.anchors.get(mixer.node, mixer.node): mixer.name for mixer in channels.mixers}
