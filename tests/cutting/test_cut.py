@@ -16,7 +16,7 @@ from torch import nn
 import fxprune
 from fxprune.cutting import refit
 from fxprune.cutting.least_squares import fit
-from fxprune.cutting.lockstep import largest_frontier
+from fxprune.cutting.lockstep import frontiers
 from fxprune.errors import DataError, FxPruneError, ModelError, OptionError
 from tests.exactness import TOLERANCE, call, check_plain, error, prepared
 from tests.models import DIFFERENT, ZOO, leaves
@@ -296,8 +296,8 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_alive_at_once() -> None:
     """The input beside the first result, then the first beside the second: 8 numbers of a sample at the most."""
     net = nn.Sequential(nn.Conv1d(3, 4, 1, bias=False), nn.ReLU(), nn.Conv1d(4, 1, 1, bias=False))
-    graph = fxprune.wrap(net, 1, example_inputs=torch.zeros(2, 3, 1)).analysis.channels.trace.graph
-    assert largest_frontier(graph, 2) == 4 * 8
+    traced = fxprune.wrap(net, 1, example_inputs=torch.zeros(2, 3, 1)).analysis.channels.trace
+    assert max(frontiers(traced)) == 4 * 8
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

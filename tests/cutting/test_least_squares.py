@@ -25,7 +25,7 @@ from tests.exactness import error as far
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardly any ridge, and every position."""
     monkeypatch.setattr(least_squares, "RIDGES", (1e-12,))
-    monkeypatch.setattr(refit, "PER_COLUMN", 10**9)
+    monkeypatch.setattr(refit, "ROWS", 10**9)
 
 
 # ------------------------------------------------------------ what a layer sees
