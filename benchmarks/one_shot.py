@@ -95,9 +95,10 @@ def train(path: Path, name: str, data: Pair, epochs: int) -> nn.Module:
 
 def accuracy(net: nn.Module, data: Pair) -> float:
     net.eval()
+    x, y = data[0].to(memory_format=torch.channels_last), data[1]
     with torch.no_grad():
-        right = [(net(x).argmax(1) == y).sum() for x, y in zip(data[0].split(250), data[1].split(250), strict=True)]
-    return 100 * float(sum(right)) / len(data[1])
+        right = [(net(part).argmax(1) == labels).sum() for part, labels in zip(x.split(250), y.split(250), strict=True)]
+    return 100 * float(sum(right)) / len(y)
 
 
 def reestimated(net: nn.Module, x: torch.Tensor) -> nn.Module:

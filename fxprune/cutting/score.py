@@ -131,7 +131,7 @@ def _of_ids(wrapped: Wrapped, samples: Samples, seed: int, step: Step) -> Floats
         reader = readers.pop(site.name)
         written = watched.written[site.name]
         if reader.seen.count or reader.seen.parts:
-            losses = reader.losses(_scale(site, net, sum(written) / len(written))).reshape(-1)
+            losses = reader.losses(_scale(site, net, torch.stack(written).mean(0))).reshape(-1)
             for call in site.calls:
                 np.add.at(worth, call.inputs.reshape(losses.numel(), -1)[:, 0], losses.numpy())
     return _through_joins(analysis, worth, watched.variances)
