@@ -42,6 +42,7 @@ EPOCHS = {"resnet20": 12, "vgg": 6, "mobilenet": 6, "densenet": 4}
 SAMPLES, BUDGETS, SEEDS = 512, (1 / 2, 1 / 4), (0, 1, 2)
 STEPS = 400  # of Torch-Pruning's pruner, on the way to nothing
 LABELLED = {"taylor": (10, 128), "hessian": (10, 32)}  # gradients anew after so many steps, on so many pictures
+POLISH = 300
 TUNED = 0.02  # the rate of an epoch of fine-tuning
 EXAMPLE = (torch.zeros(1, 3, 32, 32),)
 KEY = ("net", "epochs", "way", "budget", "seed", "samples", "given", "tests", "tuned")
@@ -198,6 +199,8 @@ WAYS: dict[str, Callable[..., nn.Module]] = {
     f"cut, {scores}{', refit' if refit else ''}": partial(cut, scores=scores, refit=refit)
     for scores in ("reconstruction", "magnitude", "random")
     for refit in (False, True)
+} | {
+    f"cut, reconstruction, refit, {POLISH} steps of polish": partial(cut, scores="reconstruction", polish=POLISH)
 } | {
     f"Torch-Pruning, {importance}, {scope}": partial(torch_pruning, importance=importance, scope=scope)
     for importance in ("magnitude", "norm", "taylor", "hessian")

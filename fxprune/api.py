@@ -297,7 +297,7 @@ def cut(
     number per gate variable). Then the weights of what is left are fitted by least squares, layer by layer, to what the
     unpruned net computes. A layer keeps its weights where that does not lower the error on samples that are held back.
     ``polish=300`` are as many gradient steps on the same samples, towards the unpruned net's outputs, at the end; they
-    are kept if the outputs agree more on the samples that are held back.
+    are kept if its outputs are nearer then on the samples that are held back.
     ``slim.report`` tells all that (docs/how-to/cut.md). Budget, metric, ``ignore`` and ``leaf`` are those of ``wrap``,
     ``multiple_of`` is that of ``harden``. The model is untouched.
 
