@@ -31,6 +31,7 @@ from fxprune.analysis.relate import relate
 from fxprune.cost.model import CostModel
 from fxprune.cost.target import Share, Target
 from fxprune.count import batch_size
+from fxprune.cutting.polish import check_steps, polished
 from fxprune.cutting.refit import Refitted, memory, refit_layers
 from fxprune.cutting.report import compare, extended, stages, tried
 from fxprune.cutting.samples import example_of as example_of_samples
@@ -278,6 +279,7 @@ def cut(
     metric: str = "volume",
     scores: ScoresGiven = "reconstruction",
     refit: bool = True,
+    polish: int = 0,
     example_inputs: Any = None,
     ignore: Sequence[str] = (),
     leaf: Sequence[str | type] = (),
@@ -294,6 +296,8 @@ def cut(
     layer (``"magnitude"``), or any (``"random"``), or those that are low in a mapping of your own (layer name -> a
     number per gate variable). Then the weights of what is left are fitted by least squares, layer by layer, to what the
     unpruned net computes. A layer keeps its weights where that does not lower the error on samples that are held back.
+    ``polish=300`` are as many gradient steps on the same samples, towards the unpruned net's outputs, at the end; they
+    are kept if its outputs are nearer then on the samples that are held back.
     ``slim.report`` tells all that (docs/how-to/cut.md). Budget, metric, ``ignore`` and ``leaf`` are those of ``wrap``,
     ``multiple_of`` is that of ``harden``. The model is untouched.
 
@@ -302,6 +306,7 @@ def cut(
     >>> slim.report.after["volume"] <= slim.report.before["volume"] / 2, slim.report.samples
     (True, 256)
     """
+    check_steps(polish)
     with stages(progress) as stage:
         samples = read_samples(calibration, model, example_inputs)
         example = example_of_samples(samples) if example_inputs is None else example_inputs
@@ -322,9 +327,14 @@ def cut(
         stage.end("refit")
         stage.begin("exporting")
         slim = export(wrapped, verify=verify)
-        compared = compare(full, slim, samples)
         stage.end("export")
-    report = extended(slim.report, refitted, samples, compared, needed, stage.seconds)  # type: ignore[arg-type]
+        helped = None
+        if polish:
+            stage.begin("polishing")
+            helped = polished(slim, full, samples, polish, seed)
+            stage.end("polish")
+        compared = compare(full, slim, samples)
+    report = extended(slim.report, refitted, samples, compared, helped, needed, stage.seconds)  # type: ignore[arg-type]
     slim.report = report  # type: ignore[assignment]
     slim.meta[COPIED] = {"report": report}
     return slim

@@ -73,6 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--budget", required=True, metavar="1/2", help="fraction of the full cost to keep")
     add("--metric", choices=(*METRICS, LATENCY), default="volume", help="what --budget is about (default: volume)")
     add("--scores", choices=SCORES, default=SCORES[0], help=f"what decides who goes (default: {SCORES[0]})")
+    add("--polish", type=int, default=0, metavar="STEPS", help="gradient steps at the end, kept if they help")
     add("--multiple-of", type=int, default=1, metavar="N", help="round widths to multiples (default: 1)")
     add("--ignore", action="append", default=[], metavar="PATTERN", help="layers to keep whole; repeatable")
     add("--leaf", action="append", default=[], metavar="PATTERN", help="submodules not to look into; repeatable")
@@ -105,8 +106,9 @@ def run(options: argparse.Namespace) -> int:
         model, source = _model(options)
         samples, given = _samples(options, model, source, console)
         slim = fxprune.cut(
-            model, samples.inputs, budget, metric=options.metric, scores=options.scores, ignore=options.ignore,
-            leaf=options.leaf, multiple_of=options.multiple_of, seed=options.seed, progress=console,
+            model, samples.inputs, budget, metric=options.metric, scores=options.scores, polish=options.polish,
+            ignore=options.ignore, leaf=options.leaf, multiple_of=options.multiple_of, seed=options.seed,
+            progress=console,
         )  # fmt: skip
         example = example_arguments(example_of(samples))
         with evaluating(model):
@@ -124,6 +126,7 @@ def run(options: argparse.Namespace) -> int:
         "samples": {**given, "count": report.samples, "held_back": report.held_back},
         "budget": {options.metric: budget},
         "scores": options.scores,
+        "polished": report.polished,
         "seed": options.seed,
         "cost": {name: {"before": report.before[name], "after": report.after[name]} for name in report.before},
         "milliseconds": [round(1000 * each, 4) for each in seconds],

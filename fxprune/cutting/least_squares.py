@@ -61,14 +61,43 @@ class Affine:
 BLOCK = 4096  # rows whose products are summed in one step
 
 
-def covariances(inputs: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
-    """Groups x columns x columns: means of products of the inputs without ``shift``, by default their mean."""
-    shift = inputs.double().mean(0) if shift is None else shift
+def covariances(inputs: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Groups x columns x columns: means of products of the inputs without ``shift``."""
     total = torch.zeros(*shift.shape, shift.shape[1], dtype=torch.float64)
     for block in inputs.split(BLOCK):
         centred = (block - shift.to(block)).transpose(0, 1)
-        total += (centred.transpose(1, 2) @ centred).double()
+        total += centred.transpose(1, 2) @ centred
     return total / len(inputs)
+
+
+class Summed:
+    """Covariances of rows that come in parts, group by group: sums in float64, around the mean of the first of them."""
+
+    def __init__(self) -> None:
+        self.count, self.shift, self.parts = 0, torch.empty(0), list[torch.Tensor]()
+
+    def add(self, inputs: torch.Tensor) -> None:
+        self.parts.append(inputs)
+        if sum(map(len, self.parts)) >= BLOCK // 2:
+            self._sum()
+
+    def _sum(self) -> None:
+        inputs = torch.cat(self.parts)
+        self.parts.clear()
+        if self.count == 0:
+            self.shift = inputs.double().mean(0)
+            self.sums = torch.zeros_like(self.shift)
+            self.products = torch.zeros(*self.shift.shape, self.shift.shape[1], dtype=torch.float64)
+        self.count += len(inputs)
+        centred = (inputs - self.shift.to(inputs)).transpose(0, 1)
+        self.sums += centred.double().sum(1)
+        self.products += centred.transpose(1, 2) @ centred
+
+    def covariances(self) -> torch.Tensor:
+        if self.parts:
+            self._sum()
+        mean = self.sums / self.count
+        return self.products / self.count - mean[:, :, None] * mean[:, None, :]
 
 
 class Moments:

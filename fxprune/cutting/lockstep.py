@@ -13,9 +13,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fxprune.count import batch_size
+from fxprune.cutting.samples import Samples
 from fxprune.slim.verify import Example
 from fxprune.torch_private import tensors_in
+from fxprune.trace import Trace
 
+ALIVE = 2 << 30  # bytes that two nets hold between two layers; where they would hold more, fewer samples take part
 Values = dict[fx.Node, Any]
 
 
@@ -63,6 +67,10 @@ class Advancing:
                 if self.last[node] < done:
                     values.pop(node, None)
 
+    def forget(self, chunk: int) -> None:
+        """What this chunk was made into; it starts anew when it advances again."""
+        self.values[chunk], self.done[chunk] = {}, 0
+
     def _run(self, chunk: int, values: Values, end: int, kept: Collection[str] = ()) -> None:
         with torch.no_grad():
             for place in range(self.done[chunk], end):
@@ -86,8 +94,14 @@ class Advancing:
         return target(*args, **kwargs) if node.op == "call_function" else args[0]
 
 
-def largest_frontier(graph: fx.Graph, batch: int) -> int:
-    """The most bytes that are alive at once between two nodes, per sample of an example of ``batch``."""
+def bounded(samples: Samples, traced: Trace) -> Samples:
+    """In chunks that are small beside what two nets may hold of all samples."""
+    return samples.in_smaller_chunks(ALIVE // (16 * max(frontiers(traced))))
+
+
+def frontiers(traced: Trace) -> list[int]:
+    """The bytes that are alive while each node runs, per sample."""
+    graph, batch = traced.graph, batch_size(*traced.example)
     place = {node: number for number, node in enumerate(graph.nodes)}
     changes = [0] * (len(place) + 1)
     for node in graph.nodes:
@@ -95,7 +109,7 @@ def largest_frontier(graph: fx.Graph, batch: int) -> int:
         if node.op not in ("get_attr", "output"):
             changes[place[node]] += size
             changes[max((place[user] for user in node.users), default=place[node]) + 1] -= size
-    return max(accumulate(changes)) // max(batch, 1)
+    return [size // max(batch, 1) for size in accumulate(changes)][:-1]
 
 
 def _bound(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

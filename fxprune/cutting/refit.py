@@ -16,17 +16,16 @@ import torch
 from torch import nn
 
 from fxprune.channels.ids import OPEN
-from fxprune.count import batch_size
 from fxprune.cutting.least_squares import Affine, Moments, Rows, error, fit
-from fxprune.cutting.lockstep import Advancing, largest_frontier
+from fxprune.cutting.lockstep import ALIVE, Advancing, bounded, frontiers
 from fxprune.cutting.positions import Where, canonical, inputs_at, outputs_at
 from fxprune.cutting.samples import Samples
 from fxprune.cutting.sites import Site, find_sites, grouped
 from fxprune.gated.wrapped import Wrapped
 from fxprune.trace import graph_module
 
-ROWS, PER_COLUMN, FEWEST = 32_768, 8, 8192  # positions that a layer is fitted on: at most, per input, at least
-MOST = 512 << 20  # bytes of what it sees at them
+ROWS = 32_768  # positions that a layer is fitted on
+MOST = 384 << 20  # bytes of what it sees at them
 WIDEST = 8192  # inputs of an output; where there are more, fewer positions are taken, and solved for in their place
 
 
@@ -53,8 +52,9 @@ def refit_layers(wrapped: Wrapped, samples: Samples, seed: int, step: Step = lam
     full = graph_module(analysis.channels.trace, wrapped.unwrap()).eval()
     sites, left = find_sites(analysis, wrapped.unwrap())
     pins = {name for site in sites for name in site.target + site.ends}
+    samples = bounded(samples, analysis.channels.trace)
     chunks, held = samples.chunks()
-    nets = _Nets(wrapped, Advancing(full, chunks, pins), Advancing(wrapped, chunks, ()), held)
+    nets = _Nets(wrapped, Advancing(full, chunks, pins), Advancing(wrapped, chunks, ()), held, samples.chunk)
     present = analysis.costs.logic.present(wrapped.masks()[:, None])[:, 0]
     layers, short = dict[str, Fitted](), dict[str, int]()
     for number, site in enumerate(sites):
@@ -86,9 +86,12 @@ def refit_layers(wrapped: Wrapped, samples: Samples, seed: int, step: Step = lam
 
 
 def memory(wrapped: Wrapped, samples: Samples) -> int:
-    """About how many bytes a refit needs: what both nets hold between two layers, and what one layer sees."""
-    trace = wrapped.analysis.channels.trace
-    return 2 * samples.count * largest_frontier(trace.graph, batch_size(*trace.example)) + 2 * MOST
+    """About how many bytes a refit needs: what both nets hold between two layers, what one layer sees, covariances."""
+    calls = [call for layer in wrapped.analysis.layers for call in layer.calls]
+    widest = max((call.inputs.shape[1] * call.kernel for call in calls), default=0)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in wrapped.parameters())
+    between = min(2 * samples.count * max(frontiers(wrapped.analysis.channels.trace)), ALIVE)
+    return between + 2 * MOST + 4 * 8 * min(widest, WIDEST) ** 2 + 4 * weights
 
 
 class _Part:
@@ -183,19 +186,35 @@ class _Part:
 class _Nets:
     """The unpruned net and the pruned one, in lock-step."""
 
-    def __init__(self, wrapped: Wrapped, full: Advancing, pruned: Advancing, held: int) -> None:
+    def __init__(self, wrapped: Wrapped, full: Advancing, pruned: Advancing, held: int, chunk: int) -> None:
         self.full, self.pruned, self.held = full, pruned, held  # the chunks from ``held`` on are not fitted to
         self.nodes = {node.name: node for node in wrapped.graph.nodes}
+        traced = wrapped.analysis.channels.trace
+        self.place = {node.name: place for place, node in enumerate(traced.graph.nodes)}
+        self.alive = [2 * chunk * size for size in frontiers(traced)]  # in both nets, of a chunk
 
     def rows(self, site: Site, part: _Part, generator: torch.Generator, present: Any) -> tuple[Rows, Rows]:
         """What the layer sees and should make of it, on the samples to fit to and on those held back."""
         kept = list[list[Rows]]([[], []])
-        total = sum(_samples(values) for values in self.full.inputs)
-        for chunk in range(len(self.full.inputs)):
+        awake = self._awake(site)
+        total = sum(_samples(self.full.inputs[chunk]) for chunk in awake)
+        for chunk in awake:
             share = _samples(self.full.inputs[chunk]) / total
             kept[chunk >= self.held] += self._of_chunk(site, part, chunk, share, generator, present)
         fitted, held_back = (_joined(parts) for parts in kept)
         return fitted, held_back
+
+    def _awake(self, site: Site) -> list[int]:
+        """The chunks that take part: as many as there is memory for. Others are forgotten until there is more of it."""
+        first, last = self.place[site.calls[0].node.name], max(self.place[name] for name in site.target)
+        count, size = len(self.full.inputs), max(self.alive[first : last + 1])
+        most = min(max(ALIVE // size, 2), count)
+        held = min(max(round(most * (count - self.held) / count), 1), count - self.held)
+        awake = [*range(min(most - held, self.held)), *range(self.held, self.held + held)]
+        for chunk in set(range(count)) - set(awake):
+            self.full.forget(chunk)
+            self.pruned.forget(chunk)
+        return awake
 
     def _of_chunk(
         self, site: Site, part: _Part, chunk: int, share: float, generator: torch.Generator, present: Any
@@ -247,8 +266,7 @@ class _Nets:
     def _most(part: _Part, size: int) -> int:
         """Rows that fit into memory."""
         groups, columns, _ = part.start.maps.shape
-        wanted = min(ROWS, max(FEWEST, PER_COLUMN * columns)) if columns <= WIDEST else WIDEST // 2
-        return min(wanted, MOST // (size * groups * columns))
+        return min(ROWS if columns <= WIDEST else WIDEST // 2, MOST // (size * groups * columns))
 
 
 def _samples(inputs: dict[str, Any]) -> int:

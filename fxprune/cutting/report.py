@@ -35,6 +35,7 @@ class CutReport(SlimReport):
     | `agreement` | share of the held-back samples to which the slim net gives the same largest output as the unpruned one; None where outputs are no rows of numbers |
     | `missed` | share of the variance of the unpruned net's outputs that the slim net's miss on the held-back samples |
     | `samples`, `held_back` | how many were given, and how many of them nothing was fitted to |
+    | `polished` | whether gradient steps helped, and are kept; None where none were asked for |
     | `memory` | bytes that were expected to be needed, which the bar tells before it starts |
     | `seconds` | by stage |
     """  # noqa: E501
@@ -45,19 +46,20 @@ class CutReport(SlimReport):
     missed: float | None = None
     samples: int = 0
     held_back: int = 0
+    polished: bool | None = None
     memory: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 def extended(
     report: SlimReport, refitted: Refitted, samples: Samples, compared: tuple[float | None, float | None],
-    memory: int, seconds: dict[str, float],
+    polished: bool | None, memory: int, seconds: dict[str, float],
 ) -> CutReport:  # fmt: skip
     agreement, missed = compared
     return CutReport(
         **vars(report), layers={name: vars(layer) for name, layer in refitted.layers.items()}, left=refitted.left,
         agreement=agreement, missed=missed, samples=samples.count, held_back=samples.count - samples.fitted,
-        memory=memory, seconds=seconds,
+        polished=polished, memory=memory, seconds=seconds,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Samples:
     count: int
     device: torch.device
     chunk: int = CHUNK  # samples that run together
+    fixed: bool = False  # the model takes no other number of them
 
     def some(self, which: slice) -> Any:
         """Of each tensor these samples."""
@@ -45,8 +46,7 @@ class Samples:
     @property
     def fitted(self) -> int:
         """How many are not held back: the first ones."""
-        whole = self.count // self.chunk * self.chunk == self.count and self.chunk < CHUNK
-        return self.count - max(self.count // HELD_BACK, self.chunk if whole else 1)
+        return self.count - max(self.count // HELD_BACK, self.chunk if self.fixed else 1)
 
     def of(self, part: slice) -> list[Example]:
         """The samples of a part, chunk by chunk."""
@@ -57,7 +57,11 @@ class Samples:
     def in_chunks(self, size: int) -> Samples:
         """Without those that fill no chunk: a model may take batches of one size only."""
         whole = self.count // size * size
-        return Samples(self.some(slice(0, whole)), whole, self.device, size)
+        return Samples(self.some(slice(0, whole)), whole, self.device, size, fixed=True)
+
+    def in_smaller_chunks(self, most: int) -> Samples:
+        """Of at most so many samples, if the model takes them."""
+        return self if self.fixed else replace(self, chunk=max(min(self.chunk, most), 2))
 
     def chunks(self) -> tuple[list[Example], int]:
         """All of them, and the number of the first chunk that is held back."""

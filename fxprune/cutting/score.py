@@ -20,8 +20,8 @@ from fxprune.channels.ids import Ids, Mix
 from fxprune.channels.ids import Join as Joined
 from fxprune.choose.choose import ArrayLike
 from fxprune.cost.target import Target
-from fxprune.cutting.least_squares import covariances
-from fxprune.cutting.lockstep import Advancing
+from fxprune.cutting.least_squares import Summed
+from fxprune.cutting.lockstep import Advancing, bounded
 from fxprune.cutting.positions import Where, canonical, inputs_at
 from fxprune.cutting.samples import Samples
 from fxprune.cutting.sites import Site, find_sites, grouped
@@ -32,8 +32,9 @@ from fxprune.trace import graph_module
 
 ROWS, PER_COLUMN, FEWEST = 8192, 4, 4096  # positions: at most, for each column, at least
 RIDGE = 1e-3  # of the mean diagonal
-WIDEST = 8192  # inputs of an output
+WIDEST = 2304  # columns; where there are more, each tap is looked at alone
 AT_ONCE = 64  # a layer loses its channels in about so many steps
+SHRUNK = 0.8  # of the channels are left: the others are not carried along any more
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Scores = dict[str, torch.Tensor]
 ScoresGiven = str | Mapping[str, ArrayLike]
@@ -112,75 +113,72 @@ def _of_ids(wrapped: Wrapped, samples: Samples, seed: int, step: Step) -> Floats
     analysis = wrapped.analysis
     net = graph_module(analysis.channels.trace, wrapped.unwrap()).eval()
     sites, _ = find_sites(analysis, net)
-    watched = _Watched(analysis)
-    chunks, _ = samples.chunks()
-    run = Advancing(net, chunks, {name for site in sites for name in site.target})
+    watched = _Watched(analysis, net, sites)
+    chunks, _ = bounded(samples, analysis.channels.trace).chunks()
+    readers = {site.name: _Reader(site, net.get_submodule(site.name), len(chunks)) for site in sites}
+    generator = torch.Generator().manual_seed(seed)
+    watched.note(Advancing(net, chunks[:1], ()))
+    for chunk in chunks:
+        run = Advancing(net, [chunk], ())
+        calls = {run.place[call.node.name]: (site, call) for site in sites for call in site.calls}
+        for place, (site, call) in sorted(calls.items()):
+            if not call.is_depthwise:
+                run.advance(0, place)
+                readers[site.name].see(run, call, generator)
     worth = np.zeros(analysis.channels.table.size)
-    seen: dict[str, list[torch.Tensor]] = {site.name: [] for site in sites}
-    stops: list[tuple[int, Site, Mixer | None]] = []
-    stops += [(run.place[call.node.name], site, call) for site in sites for call in site.calls]
-    stops += [(max(run.place[name] for name in site.target) + 1, site, None) for site in sites]
-    done = 0
-    for place, site, call in sorted(stops, key=lambda stop: stop[0]):
-        done = watched.advance(run, done, place)
-        layer = net.get_submodule(site.name)
-        if call is not None and not call.is_depthwise:
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
-            seen[site.name].append(_seen(run, call, layer, generator))
-        if call is None:
-            step(site.name)
-            parts = seen.pop(site.name)
-            if parts:
-                variance = torch.from_numpy(
-                    np.mean([_variance(run.value(0, name), layer) for name in site.target], axis=0)
-                )
-                losses = _losses(site, layer, net, torch.cat(parts), variance).reshape(-1)
-                for each in site.calls:
-                    np.add.at(worth, each.inputs.reshape(losses.numel(), -1)[:, 0], losses.numpy())
-            run.drop(set(site.target))
-    watched.advance(run, done, len(run.nodes))
+    for site in sites:
+        step(site.name)
+        reader = readers.pop(site.name)
+        written = watched.written[site.name]
+        if reader.seen.count or reader.seen.parts:
+            losses = reader.losses(_scale(site, net, torch.stack(written).mean(0))).reshape(-1)
+            for call in site.calls:
+                np.add.at(worth, call.inputs.reshape(losses.numel(), -1)[:, 0], losses.numpy())
     return _through_joins(analysis, worth, watched.variances)
 
 
-def _variance(value: torch.Tensor, layer: nn.Module) -> Floats:
-    """Per channel that the layer writes."""
-    variance: Floats = canonical(value, layer).transpose(0, 1).flatten(1).double().var(1, unbiased=False).cpu().numpy()
-    return variance
-
-
-def _seen(run: Advancing, call: Mixer, layer: nn.Module, generator: torch.Generator) -> torch.Tensor:
-    """Rows x groups x (channels and taps)."""
-    node = run.nodes[run.place[call.node.name]]
-    columns = call.inputs.shape[1] * call.kernel
-    most = min(ROWS, max(FEWEST, PER_COLUMN * columns)) / len(run.inputs)
-    found = []
-    for chunk in range(len(run.inputs)):
-        value = run.value(chunk, node.all_input_nodes[0].name)
-        made: Any = node.meta["value"]
-        lead, *rest = canonical(value, layer).shape[:1] + canonical(made, layer).shape[1:]
-        where = Where.drawn(lead, int(np.prod(rest[1:])), max(int(most), 1), generator)
-        inputs = inputs_at(value, layer, torch.Size([lead, *rest]), where, None)
-        found.append(inputs.reshape(len(inputs), call.groups, -1))
-    return torch.cat(found)
-
-
-def _losses(site: Site, layer: nn.Module, net: nn.Module, seen: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
-    """Groups x channels: the share of the variance of its outputs that the layer loses with each."""
-    groups, taps = site.groups, site.calls[0].kernel * _repeats(site)
-    weight = grouped(layer.weight, layer, groups).double().flatten(2)  # type: ignore[arg-type]
+def _scale(site: Site, net: nn.Module, variance: torch.Tensor) -> torch.Tensor:
+    """Per row of a layer, what turns its outputs into shares of the deviation that is found where they are used."""
     norm: Any = None if site.norm is None else net.get_submodule(site.norm)
     scale = torch.ones_like(variance)
     if norm is not None:
-        scale = (norm.weight.detach() / (norm.running_var + norm.eps).sqrt()).double()
-    units = torch.where(variance > 0, scale / variance.clamp(min=1e-30).sqrt(), 0.0)
-    weight = weight * units.reshape(groups, -1, 1)
-    if seen.shape[2] > WIDEST:  # what each carries, as if nothing took over
-        carried = seen.double().var(0, unbiased=False) * weight.square().sum(1)
-        return carried.reshape(groups, -1, taps).sum(2)
-    return torch.stack([
-        surgery(covariance, maps.T, taps)
-        for covariance, maps in zip(covariances(seen), weight, strict=True)
-    ])
+        scale = (norm.weight.detach() / (norm.running_var + norm.eps).sqrt()).double().cpu()
+    return torch.where(variance > 0, scale / variance.clamp(min=1e-30).sqrt(), 0.0)
+
+
+class _Reader:
+    """A layer, and the covariances of what it reads."""
+
+    def __init__(self, site: Site, layer: nn.Module, chunks: int) -> None:
+        self.site, self.layer, self.chunks, self.seen = site, layer, chunks, Summed()
+        self.taps = site.calls[0].kernel * _repeats(site)
+        self.columns = site.calls[0].inputs.shape[1] * site.calls[0].kernel
+        self.tied = self.columns > WIDEST  # a channel is made up for by the others at the same tap only
+
+    def see(self, run: Advancing, call: Mixer, generator: torch.Generator) -> None:
+        node = run.nodes[run.place[call.node.name]]
+        made: Any = node.meta["value"]
+        value = run.value(0, node.all_input_nodes[0].name)
+        lead, *rest = canonical(value, self.layer).shape[:1] + canonical(made, self.layer).shape[1:]
+        columns = self.columns // self.taps if self.tied else self.columns
+        most = min(ROWS, max(FEWEST, PER_COLUMN * columns)) // self.chunks
+        where = Where.drawn(lead, int(np.prod(rest[1:])), max(most, 1), generator)
+        inputs = inputs_at(value, self.layer, torch.Size([lead, *rest]), where, None)
+        inputs = inputs.reshape(len(inputs), self.site.groups, -1)
+        if self.tied:
+            inputs = inputs.reshape(*inputs.shape[:2], -1, self.taps).permute(0, 3, 1, 2).flatten(0, 1)
+        self.seen.add(inputs)
+
+    def losses(self, scale: torch.Tensor) -> torch.Tensor:
+        """Groups x channels: what the layer loses with each, where its rows count as ``scale`` says."""
+        groups = self.site.groups
+        weight = grouped(self.layer.weight, self.layer, groups).double().cpu().flatten(2)  # type: ignore[arg-type]
+        maps = (weight * scale.reshape(groups, -1, 1)).transpose(1, 2)
+        if self.tied:
+            maps = maps.reshape(groups, -1, self.taps * maps.shape[2])
+        taps = 1 if self.tied else self.taps
+        found = [surgery(*parts, taps) for parts in zip(self.seen.covariances(), maps, strict=True)]
+        return torch.stack(found)
 
 
 def _repeats(site: Site) -> int:
@@ -200,54 +198,62 @@ def surgery(covariance: torch.Tensor, maps: torch.Tensor, taps: int) -> torch.Te
     count = covariance.shape[0] // taps
     ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-30)
     unit = torch.eye(covariance.shape[0], dtype=covariance.dtype)
-    inverse = torch.linalg.inv(covariance + ridge * unit)
-    maps, losses = maps.clone(), torch.zeros(count, dtype=covariance.dtype)
-    left = torch.arange(count)
-    every = -(-count // AT_ONCE)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance + ridge * unit))
+    if maps.shape[1] > maps.shape[0]:  # only products of the maps count
+        maps = torch.linalg.qr(maps.T, mode="r").R.T
+    losses, every = torch.zeros(count, dtype=covariance.dtype), -(-count // AT_ONCE)
+    inside = left = torch.arange(count)  # channels that the matrices hold; and places in them of those not gone yet
+
+    def columns(places: torch.Tensor) -> torch.Tensor:
+        return (places[:, None] * taps + torch.arange(taps)).reshape(-1)
+
     while left.numel():
-        own = inverse.reshape(count, taps, count, taps)[left, :, left, :]
-        parts = maps.reshape(count, taps, -1)[left]
+        own = inverse.reshape(inside.numel(), taps, inside.numel(), taps)[left, :, left, :]
+        parts = maps.reshape(inside.numel(), taps, -1)[left]
         weight = parts @ parts.transpose(1, 2)
         rises = (weight * (own.reciprocal() if taps == 1 else torch.linalg.inv(own))).sum((1, 2))
         order = rises.argsort()
-        going, losses[left[order[:every]]] = left[order[:every]], rises[order[:every]]
+        going = left[order[:every]]
+        losses[inside[going]] = rises[order[:every]]
         left = left[order[every:].sort().values]
-        columns = (going[:, None] * taps + torch.arange(taps)).reshape(-1)
-        solved = torch.linalg.solve(inverse[columns][:, columns], inverse[columns])
-        maps -= solved.T @ maps[columns]
-        inverse -= inverse[:, columns] @ solved
-        maps[columns] = 0
-        inverse[columns] = 0
-        inverse[:, columns] = 0
+        out = columns(going)
+        across = inverse[out]
+        solved = torch.linalg.solve(across[:, out], across)
+        maps = maps.addmm(solved.T, maps[out], alpha=-1)
+        inverse.addmm_(across.T, solved, alpha=-1)
+        if left.numel() < SHRUNK * inside.numel():  # copying costs as much as a step
+            kept = columns(left)
+            inverse, maps = inverse[kept][:, kept], maps[kept]
+            inside, left = inside[left], torch.arange(left.numel())
     return losses
 
 
 class _Watched:
-    """Advances a net, and notes the variance of every channel on the way, on the first chunk."""
+    """Variances of channels, on some samples: of what each layer writes, where it is used, and of every tensor."""
 
-    def __init__(self, analysis: Analysis) -> None:
+    def __init__(self, analysis: Analysis, net: nn.Module, sites: list[Site]) -> None:
         self.flows = {
             node.name: flow for node, flow in analysis.channels.flows.items()
             if isinstance(flow, Flow) and flow.axis is not None
         }  # fmt: skip
+        self.targets = [(node, site.name, net.get_submodule(site.name)) for site in sites for node in site.target]
         self.variances: dict[bytes, Floats] = {}  # by the ids that a tensor carries; of its last form
+        self.written: dict[str, list[torch.Tensor]] = {site.name: [] for site in sites}  # call by call
 
-    def advance(self, run: Advancing, done: int, end: int) -> int:
-        """To the node at ``end``, from ``done`` on."""
-        for place in range(done, end):
+    def note(self, run: Advancing) -> None:
+        for place, node in enumerate(run.nodes):
             run.advance(0, place + 1)
-            name = run.nodes[place].name
-            value, flow = run.values[0].get(run.nodes[place]), self.flows.get(name)
-            if flow is not None and isinstance(value, torch.Tensor) and value.is_floating_point():
-                self._note(value, flow)
-        for chunk in range(1, len(run.inputs)):
-            run.advance(chunk, end)
-        return end
+            value, flow = run.values[0].get(node), self.flows.get(node.name)
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                continue
+            if flow is not None and flow.axis is not None:
+                self.variances[flow.ids.tobytes()] = _variance(value.movedim(flow.axis, 0)).numpy()
+            for name, layer in ((name, layer) for target, name, layer in self.targets if target == node.name):
+                self.written[name].append(_variance(canonical(value, layer).transpose(0, 1)))
 
-    def _note(self, value: torch.Tensor, flow: Flow) -> None:
-        assert flow.axis is not None
-        flat = value.movedim(flow.axis, 0).flatten(1).double()
-        self.variances[flow.ids.tobytes()] = flat.var(1, unbiased=False).cpu().numpy()
+
+def _variance(channels: torch.Tensor) -> torch.Tensor:
+    return channels.flatten(1).double().var(1, unbiased=False).cpu()
 
 
 def _through_joins(analysis: Analysis, worth: Floats, variances: dict[bytes, Floats]) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from numbers import Real
 from typing import Any, TypeVar
@@ -40,6 +40,7 @@ class Method:
 
     law = "hard-concrete"  # what is drawn for the gates
     searchable = False  # whether a strength decides how much is pruned
+    looks_at = 0  # how many samples of the training data it wants to see before the first step
     in_checkpoint: tuple[str, ...] = ()  # names of attributes (tensors, numbers, texts) that are kept there
 
     def __init__(self, net: Wrapped) -> None:
@@ -59,6 +60,9 @@ class Method:
         """What the optimizer moves in a training of so many steps: the weights and, for some methods, the gates."""
         weights, _ = self.net.parameter_groups()
         return [weights]
+
+    def look(self, batches: Sequence[Any]) -> None:
+        """At inputs of the training data, before the first step: as many batches as hold ``looks_at`` samples."""
 
     def advance(self, progress: float) -> None:
         """Training is at ``progress``, from 0 to 1. The gradients of the last step are not cleared yet."""

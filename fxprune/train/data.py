@@ -122,6 +122,16 @@ class Batches:
         """One batch, to look at."""
         return next(self.epoch(0, "example"))[1]
 
+    def some(self, samples: int, device: torch.device, *key: int | str) -> list[Any]:
+        """The inputs of as many batches as hold so many samples."""
+        found, count = [], 0
+        for _, batch in self.epoch(0, *key):
+            found.append(batch.to(device).inputs)
+            count += batch.size
+            if count >= samples:
+                break
+        return found
+
     def _fetch(self, iterator: Iterator[Any], number: int) -> Any:
         try:
             return next(iterator)

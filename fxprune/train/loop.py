@@ -136,6 +136,8 @@ class Pruning:
         def cost() -> tuple[float, float]:
             return float(wrapped.cost()[metric]), float(method.allowed()[metric])
 
+        if method.looks_at:
+            method.look(trainer.train.some(method.looks_at, trainer.device, settings.seed, "look"))
         epochs = settings.epochs[0]
         optimizer = settings.make_optimizer(method.parameter_groups(epochs * len(trainer.train)))
         trainer.run(Phase("prune", wrapped, optimizer, self.teaching, epochs, method=method, cost=cost))

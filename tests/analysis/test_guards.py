@@ -220,6 +220,7 @@ def test_methods_keep_guarded_layers(method: str) -> None:
     wrapped = fxprune.wrap(resnet8(8), 1 / 32, example_inputs=torch.zeros(1, 3, 8, 8)).train()
     decider = make_method(method, wrapped, {})
     x = torch.randn(8, 3, 8, 8)
+    decider.look([x])
     weights, _ = wrapped.parameter_groups()
     optimizer = torch.optim.SGD([weights], lr=1e-2)
     for step in range(20):

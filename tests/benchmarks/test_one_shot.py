@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import fxprune
 import one_shot
+from tests.exactness import TOLERANCE
 
 pytest.importorskip("torch_pruning")
 
@@ -29,14 +31,25 @@ def test_rows_and_table(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(one_shot, "SAMPLES", 32)
     monkeypatch.setattr(one_shot, "BUDGETS", (1 / 2,))
     ways = ("cut, magnitude", "Torch-Pruning, magnitude, local", "Torch-Pruning, taylor, global")
-    monkeypatch.setattr(one_shot, "WAYS", {way: one_shot.WAYS[way] for way in ways})
+    monkeypatch.setattr(one_shot, "LABELLED", {"taylor": (10, 8)})
     torch.manual_seed(0)
-    rows: list[one_shot.Row] = []
-    one_shot.run(one_shot.the_net().eval(), 3, data, rows, (0,), 250)
+    net, rows = one_shot.NETS["mobilenet"]().eval(), one_shot.Rows()
+    options: Any = {"seeds": (0,), "budgets": (1 / 2,), "tests": 250}
+    one_shot.run("mobilenet", net, 3, data, rows, ways=ways, samples=32, **options)
     assert [row["way"] for row in rows] == list(ways) and all(0.3 < row["flops"] <= 0.5 for row in rows)
-    kept = [json.loads(line) for line in one_shot.RESULTS.read_text().splitlines()]
-    assert kept == rows
-    one_shot.run(one_shot.the_net().eval(), 3, data, kept, (0,), 250)
-    assert kept == rows  # they are there
+    assert one_shot.Rows() == rows
+    one_shot.run("mobilenet", net, 3, data, rows, ways=ways, samples=32, **options)
+    assert len(rows) == 3  # they are there
+    one_shot.run("mobilenet", net, 3, data, rows, ways=ways[:1], samples=16, given="noise", **options)
     text = one_shot.table(rows)
-    assert "stopped while its rate was still high" in text and text.count("\n| Torch-Pruning") == 2
+    assert "mobilenet" in text and text.count("\n| Torch-Pruning") == 2
+    assert "| 16 of noise" in "\n".join(one_shot.samples_table(rows))
+
+
+@pytest.mark.parametrize("name", one_shot.NETS)
+@pytest.mark.filterwarnings("ignore:.* calibration samples are few")
+def test_every_net_can_be_cut(name: str) -> None:
+    torch.manual_seed(0)
+    slim = fxprune.cut(one_shot.NETS[name]().eval(), torch.randn(16, 3, 32, 32), 1 / 2, metric="flops", progress=False)
+    assert slim.report.error <= TOLERANCE
+    assert all(why == "nothing of it is left" for why in slim.report.left.values())

@@ -14,9 +14,9 @@ from rich.console import Console
 from torch import nn
 
 import fxprune
-from fxprune.cutting import refit
+from fxprune.cutting import lockstep, polish, refit
 from fxprune.cutting.least_squares import fit
-from fxprune.cutting.lockstep import largest_frontier
+from fxprune.cutting.lockstep import frontiers
 from fxprune.errors import DataError, FxPruneError, ModelError, OptionError
 from tests.exactness import TOLERANCE, call, check_plain, error, prepared
 from tests.models import DIFFERENT, ZOO, leaves
@@ -296,8 +296,53 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_alive_at_once() -> None:
     """The input beside the first result, then the first beside the second: 8 numbers of a sample at the most."""
     net = nn.Sequential(nn.Conv1d(3, 4, 1, bias=False), nn.ReLU(), nn.Conv1d(4, 1, 1, bias=False))
-    graph = fxprune.wrap(net, 1, example_inputs=torch.zeros(2, 3, 1)).analysis.channels.trace.graph
-    assert largest_frontier(graph, 2) == 4 * 8
+    traced = fxprune.wrap(net, 1, example_inputs=torch.zeros(2, 3, 1)).analysis.channels.trace
+    assert max(frontiers(traced)) == 4 * 8
+
+
+def test_as_many_samples_take_part_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few where maps are large, all behind the pooling; those that wait catch up, with fitted weights."""
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(8)]
+    net = nn.Sequential(*layers, nn.Conv2d(8, 16, 1), nn.ReLU(), nn.Conv2d(16, 4, 1)).eval()
+    x = torch.randn(256, 3, 16, 16)
+    free = fxprune.cut(net, x, 1 / 2, progress=False).report
+    largest = 2 * (8 + 8) * 16 * 16 * 4  # bytes of a sample in both nets, between a convolution and its ReLU
+    for module in (lockstep, refit):
+        monkeypatch.setattr(module, "ALIVE", 64 * largest)
+    counts: list[int] = []
+
+    def counted(nets: Any, site: Any) -> list[int]:
+        found = awake(nets, site)
+        sizes = [len(chunk["input"]) for chunk in nets.full.inputs]
+        counts.append(sum(sizes[number] for number in found))
+        assert not any(nets.full.values[number] for number in range(len(sizes)) if number not in found)
+        return found
+
+    awake = refit._Nets._awake
+    monkeypatch.setattr(refit._Nets, "_awake", counted)
+    bounded = fxprune.cut(net, x, 1 / 2, progress=False).report
+    assert min(counts) <= 64 and counts[-1] == 256
+    assert bounded.missed < 1.1 * free.missed
+
+
+def test_polish_is_kept_only_if_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = resnet(), pictures(256)
+
+    def cut(steps: Any) -> Any:
+        return fxprune.cut(net, x, 1 / 4, polish=steps, refit=False, progress=False)
+
+    plain = cut(0)
+    monkeypatch.setattr(polish, "RATE", 1e-3)
+    fine = cut(60)
+    assert plain.report.polished is None and fine.report.polished is True
+    assert fine.report.missed < 0.9 * plain.report.missed and "polish" in fine.report.seconds
+    assert not any(weight.grad is not None for weight in fine.parameters())
+    assert same(fine, cut(60))
+    monkeypatch.setattr(polish, "RATE", 10.0)
+    ruined = cut(5)
+    assert ruined.report.polished is False and same(ruined, plain)
+    with pytest.raises(OptionError, match=r"polish=1\.5 is not a number of steps"):
+        cut(1.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

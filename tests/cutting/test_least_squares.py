@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import fxprune
-from fxprune.cutting import least_squares, refit
-from fxprune.cutting.least_squares import Activation, Affine, Moments, Rows, error, fit
+from fxprune.cutting import least_squares, refit, score
+from fxprune.cutting.least_squares import Activation, Affine, Moments, Rows, Summed, error, fit
 from fxprune.cutting.positions import Where, canonical, inputs_at, outputs_at
+from fxprune.cutting.samples import read_samples
 from fxprune.cutting.score import RIDGE, surgery
 from fxprune.cutting.sites import grouped
 from tests.exactness import call
@@ -25,7 +26,7 @@ from tests.exactness import error as far
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardly any ridge, and every position."""
     monkeypatch.setattr(least_squares, "RIDGES", (1e-12,))
-    monkeypatch.setattr(refit, "PER_COLUMN", 10**9)
+    monkeypatch.setattr(refit, "ROWS", 10**9)
 
 
 # ------------------------------------------------------------ what a layer sees
@@ -114,6 +115,14 @@ def test_more_columns_than_rows_is_the_same_ridge(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(found.maps[0], start.maps[0] + torch.linalg.solve(ridged, centred.T @ missing / 20))
 
 
+def test_covariances_of_parts() -> None:
+    rows, summed = torch.randn(5000, 2, 3) * torch.tensor([1.0, 2.0, 3.0]) + 50, Summed()
+    for part in rows.split(700):
+        summed.add(part)
+    for group, found in enumerate(summed.covariances()):
+        torch.testing.assert_close(found, rows[:, group].double().T.cov(correction=0), rtol=1e-4, atol=1e-4)
+
+
 def test_known_variance() -> None:
     rows, maps = rows_of(50, 4, 2), torch.randn(1, 4, 3, dtype=torch.float64)
     made = torch.einsum("ngd,gdr->ngr", rows.inputs, maps)
@@ -165,6 +174,27 @@ def test_surgery_removes_as_a_fit_without_the_channel() -> None:
         now = missed(order[: place + 1])
         assert losses[order[place]] == pytest.approx(now - before)
         before = now
+
+
+def test_surgery_on_many_outputs_is_that_on_as_many_as_inputs() -> None:
+    covariance = torch.randn(300, 12, dtype=torch.float64).T.cov()
+    maps = torch.randn(12, 40, dtype=torch.float64)
+    few = torch.linalg.cholesky(maps @ maps.T)
+    torch.testing.assert_close(surgery(covariance, maps, 3), surgery(covariance, few, 3))
+
+
+def test_wide_layers_are_looked_at_tap_by_tap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A channel that two others are the sum of costs nothing either way."""
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, 6, 1)
+    with torch.no_grad():
+        stem.weight[5], stem.bias[5] = stem.weight[1] + stem.weight[3], stem.bias[1] + stem.bias[3]  # type: ignore[index]
+    net = nn.Sequential(stem, nn.Conv2d(6, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 1)).eval()
+    wrapped, x = fxprune.wrap(net, 0.9, example_inputs=torch.zeros(2, 3, 6, 6)), torch.randn(64, 3, 6, 6)
+    for widest in (2304, 1):
+        monkeypatch.setattr(score, "WIDEST", widest)
+        worth = score.reconstruction(wrapped, read_samples(x, net), 0, lambda name: None)["0"]
+        assert int(worth.argmin()) in (1, 3, 5) and worth.min() < 1e-2 * worth.max()
 
 
 # ------------------------------------------------------------ whole nets

@@ -20,7 +20,7 @@ from tests.methods.odd_nets import Odd, randomise
 from tests.train.interrupted import Crash, assert_same, crash, crashing, weights
 from tests.train.small_run import resnet8, small_run
 
-ALL = ("bar", "bar-paper", "lzr", "ib", "morphnet", "random", "wm", "vq", "id")
+ALL = ("bar", "bar-paper", "lzr", "ib", "morphnet", "random", "wm", "vq", "id", "reconstruction")
 EXAMPLE = torch.zeros(2, 3, 16, 16)
 
 
@@ -48,6 +48,7 @@ class Mobile(nn.Module):
 def train_a_little(net: Wrapped, method: Method, steps: int = 12) -> None:
     weights, _ = net.parameter_groups()
     optimizer = torch.optim.SGD([weights], lr=0.01)
+    method.look([torch.randn(64, *EXAMPLE.shape[1:])])
     method.advance(0.0)
     for step in range(steps):
         x = torch.randn(4, *EXAMPLE.shape[1:])
@@ -260,6 +261,7 @@ def test_open_gaussian_gates_keep_their_values() -> None:
 def test_misuse_of_a_method_is_told(name: str) -> None:
     net = fxprune.wrap(resnet8(width=4), 1 / 2, example_inputs=EXAMPLE)
     method = make_method(name, net, {})
+    method.look([torch.randn(64, *EXAMPLE.shape[1:])])
     for wrong in (1.5, -1, float("nan"), "x", None):
         with pytest.raises(OptionError, match="progress"):
             method.advance(wrong)  # type: ignore[arg-type]
@@ -284,3 +286,26 @@ def test_misuse_of_a_method_is_told(name: str) -> None:
 def test_wrong_searches(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         small_run(None, **{"teacher": None, **options})
+
+
+def test_reconstruction_cuts_at_once_and_fits_what_is_left() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(128, *EXAMPLE.shape[1:])
+    missed = {}
+    for name in ("wm", "reconstruction"):
+        model = resnet8(width=8).eval()
+        net = fxprune.wrap(model, 1 / 2, example_inputs=EXAMPLE)
+        method = make_method(name, net, {})
+        if name == "reconstruction":
+            with pytest.raises(OptionError, match="has seen no samples"):
+                method.advance(0.0)
+        method.look(list(x.split(32)))
+        method.advance(0.0)
+        assert net.hardened
+        masks = net.masks()
+        method.advance(0.5)
+        method.decide()
+        assert (net.masks() == masks).all()
+        with torch.no_grad():
+            missed[name] = float((net.eval()(x) - model(x)).square().mean())
+    assert missed["reconstruction"] < 0.5 * missed["wm"]
