@@ -91,8 +91,8 @@ def data(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.no_grad()
 def accuracy(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     net.eval()
-    found = torch.cat([net(part).argmax(1) for part in x[-TESTED:].split(50)])
-    return round(100 * float((found == y[-TESTED:]).float().mean()), 1)
+    answers = torch.cat([net(part).argmax(1) for part in x[-TESTED:].split(50)])
+    return round(100 * float((answers == y[-TESTED:]).float().mean()), 1)
 
 
 def one(name: str, optimizer: str) -> list[dict[str, Any]]:
@@ -114,8 +114,8 @@ def one(name: str, optimizer: str) -> list[dict[str, Any]]:
         F.cross_entropy(model(x[part]), y[part]).backward()
         first.step()
     before = accuracy(model, x, y)
-    made = [pruned(model, case, x, y, optimizer, batches, distilled) for distilled in (True, False)]
-    return [{"net": name, "optimizer": optimizer, "before": before, **row} for row in made]
+    rows = [pruned(model, case, x, y, optimizer, batches, distilled) for distilled in (True, False)]
+    return [{"net": name, "optimizer": optimizer, "before": before, **row} for row in rows]
 
 
 def pruned(
