@@ -43,13 +43,13 @@ def algorithm2(wrapped: Wrapped) -> fx.GraphModule:
         here: Positions = layout.get(source)
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(module, (nn.Conv2d, nn.Linear)):
-            kept, made = np.flatnonzero(columns[str(node.target)]), np.flatnonzero(rows[str(node.target)])
+            kept, written = np.flatnonzero(columns[str(node.target)]), np.flatnonzero(rows[str(node.target)])
             if here is None and kept.size < columns[str(node.target)].size:
                 with graph.inserting_before(node):
                     index = _index(traced, graph, kept)
                     node.args = (graph.call_method("index_select", (source, 1, index)),)
-            traced.set_submodule(str(node.target), _cut(module, made, kept))
-            layout[node] = made if isinstance(module, nn.Conv2d) and made.size < module.out_channels else None
+            traced.set_submodule(str(node.target), _cut(module, written, kept))
+            layout[node] = written if isinstance(module, nn.Conv2d) and written.size < module.out_channels else None
         elif isinstance(module, nn.BatchNorm2d) and here is not None:
             traced.set_submodule(str(node.target), _cut_norm(module, here))
             layout[node] = here
@@ -83,17 +83,17 @@ def _index(root: nn.Module, graph: fx.Graph, positions: Positions) -> fx.Node:
 
 
 def _cut(layer: Any, rows: Positions, columns: Positions) -> nn.Module:
-    made = copy.deepcopy(layer)
-    made.weight = nn.Parameter(layer.weight.detach()[rows][:, columns].clone())
+    smaller = copy.deepcopy(layer)
+    smaller.weight = nn.Parameter(layer.weight.detach()[rows][:, columns].clone())
     if layer.bias is not None:
-        made.bias = nn.Parameter(layer.bias.detach()[rows].clone())
-    if isinstance(made, nn.Conv2d):
-        made.out_channels, made.in_channels = len(rows), len(columns)
-    return made
+        smaller.bias = nn.Parameter(layer.bias.detach()[rows].clone())
+    if isinstance(smaller, nn.Conv2d):
+        smaller.out_channels, smaller.in_channels = len(rows), len(columns)
+    return smaller
 
 
 def _cut_norm(norm: nn.BatchNorm2d, rows: Positions) -> nn.Module:
-    made = nn.BatchNorm2d(len(rows), norm.eps).eval()
+    smaller = nn.BatchNorm2d(len(rows), norm.eps).eval()
     for name in ("weight", "bias", "running_mean", "running_var"):
-        getattr(made, name).data = getattr(norm, name).detach()[rows].clone()
-    return made
+        getattr(smaller, name).data = getattr(norm, name).detach()[rows].clone()
+    return smaller

@@ -72,13 +72,13 @@ def measure(runs: int) -> dict[str, Any]:
     }
 
 
-def tables(found: dict[str, Any]) -> tuple[Table, Table]:
+def tables(result: dict[str, Any]) -> tuple[Table, Table]:
     times = Table("model", "nodes", "median ms", "ms per 100 nodes", title="Analysis time")
     ratios = Table("ratio", "value", title="Ratios")
-    for name, value in found["median_seconds"].items():
-        nodes = found["nodes"].get(name)
+    for name, value in result["median_seconds"].items():
+        nodes = result["nodes"].get(name)
         times.add_row(name, str(nodes or "–"), f"{1000 * value:.0f}", f"{1e5 * value / nodes:.1f}" if nodes else "–")
-    for name, value in found["ratios"].items():
+    for name, value in result["ratios"].items():
         ratios.add_row(name.replace("_", " "), f"{value:.2f}")
     return times, ratios
 
@@ -89,10 +89,10 @@ def main() -> None:
     options = parser.parse_args()
     runs = max(options.runs, 7)
     torch.set_num_threads(options.threads)
-    found = {**circumstances("analysis_time.py", f"--runs {runs}"), **measure(runs)}
+    result = {**circumstances("analysis_time.py", f"--runs {runs}"), **measure(runs)}
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(found, indent=1) + "\n")
-    for table in tables(found):
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    for table in tables(result):
         Console().print(table)
 
 

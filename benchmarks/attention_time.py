@@ -50,7 +50,7 @@ def torch_pruned(model: nn.Module, args: Args, kind: str) -> tuple[nn.Module, in
     """The net nearest to the share among those cut by one ratio, and its FLOPs; None where none is near."""
     limit = SHARE * counted(model, args)["flops"]
     low, high = 0.0, 1.0
-    found: list[tuple[float, int, nn.Module]] = []
+    tried: list[tuple[float, int, nn.Module]] = []
     for _ in range(8):
         middle = (low + high) / 2
         net = cut(copy.deepcopy(model), args, kind, middle)
@@ -58,9 +58,9 @@ def torch_pruned(model: nn.Module, args: Args, kind: str) -> tuple[nn.Module, in
             high = middle
             continue
         flops = counted(net, args)["flops"]
-        found.append((abs(flops / limit - 1), flops, net))
+        tried.append((abs(flops / limit - 1), flops, net))
         low, high = (middle, high) if flops > limit else (low, middle)
-    off, flops, net = min(found, key=lambda each: each[0])
+    off, flops, net = min(tried, key=lambda each: each[0])
     return (net, flops) if off <= NEAR else None
 
 
@@ -124,9 +124,9 @@ def nets_of(name: str) -> tuple[dict[str, nn.Module], dict[str, int]]:
     }
     flops = {kind: counted(net, args)["flops"] for kind, net in nets.items()}
     for kind in ("heads", "width"):
-        made = torch_pruned(model, args, kind)
-        if made is not None:
-            nets[kind], flops[kind] = made
+        net_and_flops = torch_pruned(model, args, kind)
+        if net_and_flops is not None:
+            nets[kind], flops[kind] = net_and_flops
     return nets, flops
 
 
@@ -141,13 +141,13 @@ def measured(nets: dict[str, Callable[..., Any]], batch: int, options: argparse.
     }
 
 
-def markdown(found: Row) -> str:
-    machine = found["machine"]
+def markdown(result: Row) -> str:
+    machine = result["machine"]
     text = [
         "# How fast slim transformers are", "",
-        f"Made by `{found['command']}`; do not edit.", "",
+        f"Made by `{result['command']}`; do not edit.", "",
         f"{machine['cores']} cores ({machine['processor']}), {machine['threads']} threads, load per core before: "
-        f"{found['load_per_core_before']}, torch {machine['torch']}, Torch-Pruning {machine['torch-pruning']}. timm's "
+        f"{result['load_per_core_before']}, torch {machine['torch']}, Torch-Pruning {machine['torch-pruning']}. timm's "
         "nets, untrained, 224x224, cut to 1/2 of the FLOPs (products of attention counted); channels at random. Time "
         "of the slim net over that of another one, the median of interleaved rounds and its 95 % interval; below 1 "
         "the slim net is faster. In brackets: FLOPs over those of the unpruned net.", "",
@@ -155,7 +155,7 @@ def markdown(found: Row) -> str:
         "| net | batch | how | slim | " + " | ".join(OTHERS) + " |",
         "| --- | ---: | --- | ---: |" + " ---: |" * len(OTHERS),
     ]  # fmt: skip
-    for row in found["rows"]:
+    for row in result["rows"]:
         cells = [f"({row['share']['slim']:.3f})"]
         for other in OTHERS:
             over = row["slim_over"].get(other)
@@ -181,7 +181,7 @@ def main() -> None:
     held = json.loads(file.read_text())["rows"] if options.resume and file.exists() else []
     asked = f"--nets {' '.join(options.nets)} --batches {' '.join(map(str, options.batches))} --how "
     asked += f"{' '.join(options.how)} --rounds {options.rounds} --seconds {options.seconds:g}"
-    found: Row = {**circumstances("attention_time.py", asked), "rows": held}
+    result: Row = {**circumstances("attention_time.py", asked), "rows": held}
     done = {(row["net"], row["batch"], row["how"]) for row in held}
     for name in options.nets:
         left = [(name, batch, how) for how in options.how for batch in options.batches]
@@ -196,8 +196,8 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             held.append({**row, "net": name})
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(found, indent=1) + "\n")
-            options.out.with_suffix(".md").write_text(markdown(found))
+            file.write_text(json.dumps(result, indent=1) + "\n")
+            options.out.with_suffix(".md").write_text(markdown(result))
             torch._dynamo.reset()
 
 

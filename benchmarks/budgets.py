@@ -181,13 +181,13 @@ def cut(net: nn.Module, args: tuple[torch.Tensor, ...], full: dict[str, int], me
     report, slim = slim.report, slim.eval()
     with torch.no_grad():
         error = off(slim(*args), wrapped(*args))
-    found = counted(slim, args)
+    costs = counted(slim, args)
     return {
         "says": report.after[metric] / report.before[metric],
         "says_of": {"full": report.before[metric], "slim": report.after[metric]},
-        "counted": found[metric] / full[metric],
-        "counted_of": {"full": full[metric], "slim": found[metric]},
-        "other": found[next(other for other in METRICS if other != metric)],
+        "counted": costs[metric] / full[metric],
+        "counted_of": {"full": full[metric], "slim": costs[metric]},
+        "other": costs[next(other for other in METRICS if other != metric)],
         "float32": error,
         "float64": report.error,
         "seconds": {step: round(b - a, 2) for step, (a, b) in zip(STEPS, pairwise(times), strict=True)},
@@ -241,11 +241,11 @@ def judged(row: Row) -> str:
     return ", ".join(words)
 
 
-def markdown(found: Row) -> str:
-    where = found["machine"]
+def markdown(result: Row) -> str:
+    where = result["machine"]
     text = [
         "# Budgets, counted by others", "",
-        f"Made by `{found['command']}`; do not edit.", "",
+        f"Made by `{result['command']}`; do not edit.", "",
         f"{where['processor']}, one thread, torch {where['torch']}; untrained nets, one sample, channels chosen at "
         "random. *Says*: fxprune's cost of the slim net over that of the unpruned one. *Counted*: the same by "
         "`torch.utils.flop_counter` or `sum(p.numel())`. *Used*: counted over the budget. A budget in brackets is the "
@@ -254,7 +254,7 @@ def markdown(found: Row) -> str:
         "| net | metric | budget | says | counted | used | float32 | float64 | wrap | harden | export | |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]  # fmt: skip
-    for row in found["rows"]:
+    for row in result["rows"]:
         budget = row["budget"] + (f" ({row['share']:.4g})" if "refused" in row else "")
         cells = [row["net"], row["metric"], budget]
         if "failed" not in row:
@@ -301,9 +301,9 @@ def main() -> int:
             print(f"{name} {row['metric']} {row['budget']}: {json.dumps(row)}", flush=True)
             order = [(net, *each) for net in NETS for each in asked]
             ordered = sorted(rows.values(), key=lambda row: order.index(key(row)) if key(row) in order else len(order))
-            found = {"command": "python benchmarks/budgets.py", "machine": machine(packages), "rows": ordered}
-            file.write_text(json.dumps(found, indent=1) + "\n")
-            options.out.with_suffix(".md").write_text(markdown(found))
+            result = {"command": "python benchmarks/budgets.py", "machine": machine(packages), "rows": ordered}
+            file.write_text(json.dumps(result, indent=1) + "\n")
+            options.out.with_suffix(".md").write_text(markdown(result))
     wrong = [row for row in rows.values() if judged(row)]
     for row in wrong:
         print(f"{row['net']} {row['metric']} {row['budget']}: {judged(row)}")

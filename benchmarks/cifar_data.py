@@ -23,18 +23,18 @@ def pictures(path: str) -> dict[str, Pair]:
     """train: 10,000; val: 10,000 others; test: all."""
     if path.endswith(".npz"):
         with np.load(path) as arrays:
-            found = {name: (arrays[f"{name}_x"], arrays[f"{name}_y"]) for name in ("train", "test")}
+            arrays_of = {name: (arrays[f"{name}_x"], arrays[f"{name}_y"]) for name in ("train", "test")}
     else:
         from torchvision.datasets import CIFAR10
 
         sets = {"train": CIFAR10(path, train=True), "test": CIFAR10(path, train=False)}
-        found = {name: (data.data.transpose(0, 3, 1, 2), np.array(data.targets)) for name, data in sets.items()}
+        arrays_of = {name: (data.data.transpose(0, 3, 1, 2), np.array(data.targets)) for name, data in sets.items()}
     parts = [("train", "train", slice(10_000)), ("val", "train", slice(10_000, 20_000)), ("test", "test", slice(None))]
-    made = {}
+    pairs = {}
     for name, source, part in parts:
-        x, y = (torch.from_numpy(np.ascontiguousarray(array[part])) for array in found[source])
-        made[name] = ((x.float() / 255 - MEAN) / STD, y.long())
-    return made
+        x, y = (torch.from_numpy(np.ascontiguousarray(array[part])) for array in arrays_of[source])
+        pairs[name] = ((x.float() / 255 - MEAN) / STD, y.long())
+    return pairs
 
 
 class Loader:
@@ -77,7 +77,7 @@ def loaders(
         raise ValueError(f"no pictures: set {VARIABLE} to cifar10.npz or to the folder of torchvision's CIFAR10")
     if held_out not in ("test", "val"):
         raise ValueError(f'held_out is "test" or "val", not {held_out!r}')
-    found = pictures(path)
-    last = found["test"] if held_out == "test" else part(found["val"], slice(WATCHED, None))
-    train = Loader(found["train"], batch_size, training=True, shift=shift)
-    return train, Loader(part(found["val"], slice(WATCHED)), 500), Loader(last, 500)
+    pairs = pictures(path)
+    last = pairs["test"] if held_out == "test" else part(pairs["val"], slice(WATCHED, None))
+    train = Loader(pairs["train"], batch_size, training=True, shift=shift)
+    return train, Loader(part(pairs["val"], slice(WATCHED)), 500), Loader(last, 500)

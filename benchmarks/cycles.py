@@ -72,8 +72,8 @@ def main() -> int:
     settled = memory[min(SETTLED, len(memory)) - 1 :]
     growth = max(settled) / settled[0] - 1
     flat = growth <= 0.05 and files[-1] <= files[min(SETTLED, len(files)) - 1]
-    found = {"cycles": options.cycles, "growth": round(growth, 4), "memory": memory, "files": files, "flat": flat}
-    (options.out / "cycles.json").write_text(json.dumps({**found, "machine": machine()}) + "\n")
+    result = {"cycles": options.cycles, "growth": round(growth, 4), "memory": memory, "files": files, "flat": flat}
+    (options.out / "cycles.json").write_text(json.dumps({**result, "machine": machine()}) + "\n")
     lines = [
         f"# {options.cycles} cycles in one process",
         "",

@@ -58,10 +58,10 @@ def theirs(model: nn.Module, example: torch.Tensor, left: dict[str, float]) -> T
         pruned = copy.deepcopy(model)
         *_, classifier = (module for module in pruned.modules() if isinstance(module, nn.Linear))
         settings = {"importance": importance.MagnitudeImportance(), "pruning_ratio": 1 / 2}
-        made = watch.time(
+        constructed = watch.time(
             "construct", lambda: pruner.MagnitudePruner(pruned, example, ignored_layers=[classifier], **settings)
         )
-        watch.time("step", made.step)
+        watch.time("step", constructed.step)
         left["torch_pruning"] = parameters(pruned) / parameters(model)
 
     return task
@@ -108,31 +108,31 @@ def whole(times: dict[str, list[float]], steps: tuple[str, ...]) -> list[float]:
     return [sum(taken) for taken in zip(*(times[step] for step in steps), strict=True)]
 
 
-def lines(found: dict[str, Any]) -> list[list[str]]:
+def lines(result: dict[str, Any]) -> list[list[str]]:
     """One line per model: medians in ms."""
-    made = []
-    for name, row in found["seconds"].items():
+    rows = []
+    for name, row in result["seconds"].items():
         own = row["fxprune"]
         values = [*(own[step] for step in (*STEPS, "sum")), row["torch_pruning"]["sum"]]
         shown = [f"{1000 * value:.0f}" for value in values]
-        made.append([name, str(row["nodes"]), *shown, f"{row['ratio']:.2f}", f"{1000 * own['harden']:.0f}"])
-    return made
+        rows.append([name, str(row["nodes"]), *shown, f"{row['ratio']:.2f}", f"{1000 * own['harden']:.0f}"])
+    return rows
 
 
-def markdown(found: dict[str, Any]) -> str:
-    machine, rows = found["machine"], found["seconds"]
+def markdown(result: dict[str, Any]) -> str:
+    machine, rows = result["machine"], result["seconds"]
     left = "; ".join(
         f"{name} {row['parameters_left']['fxprune']:.0%} and {row['parameters_left']['torch_pruning']:.0%}"
         for name, row in rows.items()
     )
     text = [
         "# From a model to its slim net", "",
-        f"Made by `{found['command']}`; do not edit.", "",
-        f"Medians of {found['runs']} interleaved runs in ms at {found['example']}, {machine['threads']} thread(s), "
-        f"{machine['cores']} cores ({machine['processor']}, load per core before: {found['load_per_core_before']}), "
+        f"Made by `{result['command']}`; do not edit.", "",
+        f"Medians of {result['runs']} interleaved runs in ms at {result['example']}, {machine['threads']} thread(s), "
+        f"{machine['cores']} cores ({machine['processor']}, load per core before: {result['load_per_core_before']}), "
         f"Python {machine['python']}, torch {machine['torch']}, Torch-Pruning {machine['torch-pruning']}.", "",
         "| " + " | ".join(HEADER) + " |", "| --- |" + " ---: |" * (len(HEADER) - 1),
-        *("| " + " | ".join(line) + " |" for line in lines(found)), "",
+        *("| " + " | ".join(line) + " |" for line in lines(result)), "",
         "*sum*: wrap, set_masks (random, half of the gates closed) and export, without comparing nets. "
         "*Torch-Pruning*: a MagnitudePruner, constructed, and one step at a pruning ratio of 1/2; the copy of the "
         "model that it prunes in place is not counted, fxprune's is. Its step includes the choice of channels, layer "
@@ -140,7 +140,7 @@ def markdown(found: dict[str, Any]) -> str:
         "Torch-Pruning.", "",
         f"Parameters left by fxprune and by Torch-Pruning: {left}. (Random masks differ from layer to layer, so that "
         "residual streams keep most of their channels.)", "",
-        f"Time per node of ResNet-152 over ResNet-18: {found['resnet152_to_resnet18_time_per_node']:.2f}.",
+        f"Time per node of ResNet-152 over ResNet-18: {result['resnet152_to_resnet18_time_per_node']:.2f}.",
     ]  # fmt: skip
     return "\n".join(text) + "\n"
 
@@ -151,15 +151,15 @@ def main() -> None:
     options = parser.parse_args()
     runs = max(options.runs, 7)
     torch.set_num_threads(options.threads)
-    found = {**circumstances("export_time.py", f"--runs {runs}"), **measure(runs)}
+    result = {**circumstances("export_time.py", f"--runs {runs}"), **measure(runs)}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(markdown(found))
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(markdown(result))
     table = Table(*HEADER, title="From a model to its slim net, median ms")
-    for line in lines(found):
+    for line in lines(result):
         table.add_row(*line)
     Console().print(table)
-    Console().print(f"Time per node, ResNet-152 over ResNet-18: {found['resnet152_to_resnet18_time_per_node']:.2f}")
+    Console().print(f"Time per node, ResNet-152 over ResNet-18: {result['resnet152_to_resnet18_time_per_node']:.2f}")
 
 
 if __name__ == "__main__":

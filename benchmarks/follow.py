@@ -98,8 +98,8 @@ def data(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.no_grad()
 def accuracy(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     net.eval()
-    found = torch.cat([net(part).argmax(1) for part in x[-TESTED:].split(50)])
-    return round(100 * float((found == y[-TESTED:]).float().mean()), 1)
+    answers = torch.cat([net(part).argmax(1) for part in x[-TESTED:].split(50)])
+    return round(100 * float((answers == y[-TESTED:]).float().mean()), 1)
 
 
 def one(name: str, without: str, optimizer: str) -> list[dict[str, Any]]:

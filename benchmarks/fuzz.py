@@ -42,10 +42,10 @@ def run(seed: int, asked: int) -> Piece:
     settings = {"FXPRUNE_FUZZ_EXAMPLES": str(asked), "FXPRUNE_FUZZ_SEED": str(seed), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "tests/test_fuzz.py", "-m", "fuzz", "-p", "no:cacheprovider"]
     done = subprocess.run(command, env={**os.environ, **settings}, cwd=HERE.parent, capture_output=True, text=True)
-    found = parsed(done.stdout, seed, asked)
-    if done.returncode or found["exact"] is None:
+    piece = parsed(done.stdout, seed, asked)
+    if done.returncode or piece["exact"] is None:
         print(done.stdout[-8000:], file=sys.stderr)
-    return found
+    return piece
 
 
 def run_lives(seed: int) -> Piece:

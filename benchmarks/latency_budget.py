@@ -67,17 +67,17 @@ def timed(folder: Path, name: str, batch: int, channels_last: bool, rounds: int)
 
 
 def measured(name: str, budget: str, batch: int, channels_last: bool, options: argparse.Namespace) -> Row:
-    with tempfile.TemporaryDirectory() as made:
-        row = pruned(name, budget, batch, channels_last, Path(made))
-        command = [sys.executable, __file__, "--time", made, "--nets", name, "--batches", str(batch)]
+    with tempfile.TemporaryDirectory() as folder:
+        row = pruned(name, budget, batch, channels_last, Path(folder))
+        command = [sys.executable, __file__, "--time", folder, "--nets", name, "--batches", str(batch)]
         command += ["--threads", str(options.threads), "--rounds", str(options.rounds)]
         command += ["--channels-last"] if channels_last else []
-        found = over_processes(command, options.processes, KEEPS_MEMORY)
+        shares = over_processes(command, options.processes, KEEPS_MEMORY)
         default = over_processes(command, max(options.processes // 2, 1), {})
     return {
-        "net": name, "batch": batch, "channels_last": channels_last, "budget": budget, **row, "measured": found,
-        "default": default, "measured_over_predicted": round(found["median"] / row["predicted"], 3),
-        "measured_over_budget": round(found["median"] / float(Fraction(budget)), 3),
+        "net": name, "batch": batch, "channels_last": channels_last, "budget": budget, **row, "measured": shares,
+        "default": default, "measured_over_predicted": round(shares["median"] / row["predicted"], 3),
+        "measured_over_budget": round(shares["median"] / float(Fraction(budget)), 3),
     }  # fmt: skip
 
 
@@ -90,19 +90,19 @@ def over_processes(command: list[str], count: int, more: dict[str, str]) -> Row:
     return {"median": round(statistics.median(shares), 4), "range": [round(min(shares), 4), round(max(shares), 4)]}
 
 
-def markdown(found: Row) -> str:
-    machine = found["machine"]
+def markdown(result: Row) -> str:
+    machine = result["machine"]
     text = [
-        "# A budget of latency", "", f"Made by `{found['command']}`; do not edit.", "",
+        "# A budget of latency", "", f"Made by `{result['command']}`; do not edit.", "",
         f"{machine['cores']} cores ({machine['processor']}), {machine['threads']} threads, load per core before: "
-        f"{found['load_per_core_before']}, torch {machine['torch']}. Times are shares of the unpruned net's. "
-        f"*measured*: median over {found['processes']} fresh processes that keep their memory, and the smallest and "
-        f"largest; *default*: over {max(found['processes'] // 2, 1)} with glibc's own settings.", "",
+        f"{result['load_per_core_before']}, torch {machine['torch']}. Times are shares of the unpruned net's. "
+        f"*measured*: median over {result['processes']} fresh processes that keep their memory, and the smallest and "
+        f"largest; *default*: over {max(result['processes'] // 2, 1)} with glibc's own settings.", "",
         "| net | batch | format | budget | model alone | predicted | measured | measured / predicted | "
         "measured / budget | default | volume | FLOPs |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]  # fmt: skip
-    for row in found["rows"]:
+    for row in result["rows"]:
         shown, default = (
             f"{seen['median']:.3f} ({seen['range'][0]:.3f} to {seen['range'][1]:.3f})"
             for seen in (row["measured"], row["default"])
@@ -136,17 +136,17 @@ def main() -> None:
     asked += f"--batches {' '.join(map(str, options.batches))} --rounds {options.rounds} "
     asked += f"--processes {options.processes}"
     asked += " --channels-last" if options.channels_last else ""
-    found: Row = {**circumstances("latency_budget.py", asked), "processes": options.processes, "rows": []}
+    result: Row = {**circumstances("latency_budget.py", asked), "processes": options.processes, "rows": []}
     for name in options.nets:
         for batch in options.batches:
             for channels_last in (True,) if options.channels_last else (False, True):
                 for budget in options.budgets:
                     row = measured(name, budget, batch, channels_last, options)
-                    found["rows"].append(row)
+                    result["rows"].append(row)
                     print({key: row[key] for key in row if key != "of"}, flush=True)
                     options.out.parent.mkdir(parents=True, exist_ok=True)
-                    options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-                    options.out.with_suffix(".md").write_text(markdown(found))
+                    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+                    options.out.with_suffix(".md").write_text(markdown(result))
 
 
 if __name__ == "__main__":

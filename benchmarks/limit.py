@@ -62,10 +62,10 @@ def cut_at_joins(slim: nn.Module, x: torch.Tensor) -> tuple[fx.GraphModule, list
             graph.output((*results, *(read(each) for each in node.all_input_nodes)))
         elif node not in recorder.origins and node.op != "placeholder" and node.target is not torch._assert:
             copied[node] = graph.node_copy(node, read)
-    made = fx.GraphModule(slim, graph, "Limit")
-    made.graph.eliminate_dead_code()
-    made.recompile()
-    return made, inputs
+    module = fx.GraphModule(slim, graph, "Limit")
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module, inputs
 
 
 class _Join:
@@ -108,19 +108,19 @@ class _Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         kept = [_kept(argument) for argument in args]  # before anything is written to them
-        made = self.values[n] = super().run_node(n)
+        result = self.values[n] = super().run_node(n)
         if n.op == "call_module":
             module = self.fetch_attr(str(n.target))
             self.layers.append(lambda: module(*kept, **kwargs))
-        elif n.op in ("call_function", "call_method") and isinstance(made, torch.Tensor):
+        elif n.op in ("call_function", "call_method") and isinstance(result, torch.Tensor):
             if self._joins(n):
-                self._enter(n, made)
+                self._enter(n, result)
             else:
                 function = getattr(torch.Tensor, str(n.target)) if n.op == "call_method" else n.target
                 self.layers.append(lambda: function(*kept, **kwargs))  # type: ignore[operator]
-        return made
+        return result
 
-    def _enter(self, n: fx.Node, made: torch.Tensor) -> None:
+    def _enter(self, n: fx.Node, result: torch.Tensor) -> None:
         origin = self.origins[n] = str(n.meta["origin"])
         join = self.joins.setdefault(origin, _Join())
         for source in n.all_input_nodes:
@@ -129,7 +129,7 @@ class _Recorder(fx.Interpreter):
                 continue
             entered = source if before is None else self.joins[before].result  # it may be a view of the source
             value = self.env[entered]
-            if isinstance(value, torch.Tensor) and value.ndim == made.ndim:
+            if isinstance(value, torch.Tensor) and value.ndim == result.ndim:
                 join.entering[entered] = value
         if n.target is torch.ops.aten.add_.Tensor:  # a slice of the result was written
             under: Any = n.args[0]

@@ -54,7 +54,7 @@ def timed(folder: str) -> dict[str, float]:
 
 
 def measured(folder: Path, runs: int, threads: int) -> dict[str, Any]:
-    found: dict[str, list[dict[str, float]]] = {}
+    rows_of: dict[str, list[dict[str, float]]] = {}
     for _ in range(runs):
         for net in ("slim", "full"):
             for name, more in (("default", {}), ("raised", KEEPS_MEMORY)):
@@ -62,25 +62,25 @@ def measured(folder: Path, runs: int, threads: int) -> dict[str, Any]:
                 done = subprocess.run(
                     command, env={**os.environ, **more}, capture_output=True, text=True, check=True
                 )
-                found.setdefault(f"{net}, {name}", []).append(json.loads(done.stdout))
+                rows_of.setdefault(f"{net}, {name}", []).append(json.loads(done.stdout))
     return {
         key: {part: [round(min(seen := [row[part] for row in rows]), 1), round(statistics.median(seen), 1),
                      round(max(seen), 1)] for part in ("milliseconds", "faults")}
-        for key, rows in found.items()
+        for key, rows in rows_of.items()
     }  # fmt: skip
 
 
-def markdown(found: dict[str, Any]) -> str:
-    machine = found["machine"]
+def markdown(result: dict[str, Any]) -> str:
+    machine = result["machine"]
     text = [
-        "# Memory from the system", "", f"Made by `{found['command']}`; do not edit.", "",
+        "# Memory from the system", "", f"Made by `{result['command']}`; do not edit.", "",
         f"{machine['cores']} cores ({machine['processor']}), {machine['threads']} threads, load per core before: "
-        f"{found['load_per_core_before']}, torch {machine['torch']}. WRN-16-4, a batch of 32, channels-last; slim: a "
+        f"{result['load_per_core_before']}, torch {machine['torch']}. WRN-16-4, a batch of 32, channels-last; slim: a "
         "quarter of the volume. Median over new processes, and the smallest and largest; *raised*: "
         f"`{' '.join(f'{name}={value}' for name, value in KEEPS_MEMORY.items())}`.", "",
         "| net, thresholds of malloc | ms | page faults per call |", "| --- | ---: | ---: |",
     ]  # fmt: skip
-    for key, row in found["rows"].items():
+    for key, row in result["rows"].items():
         cells = [f"{middle:g} ({low:g} to {high:g})" for low, middle, high in (row["milliseconds"], row["faults"])]
         text.append(f"| {key} | {cells[0]} | {cells[1]} |")
     return "\n".join(text) + "\n"
@@ -96,13 +96,13 @@ def main() -> None:
     if options.time:
         print(json.dumps(timed(options.time)))
         return
-    found: dict[str, Any] = circumstances("malloc_time.py", f"--runs {options.runs}")
+    result: dict[str, Any] = circumstances("malloc_time.py", f"--runs {options.runs}")
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder))
-        found["rows"] = measured(Path(folder), options.runs, options.threads)
-    options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(markdown(found))
-    print(markdown(found))
+        result["rows"] = measured(Path(folder), options.runs, options.threads)
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(markdown(result))
+    print(markdown(result))
 
 
 if __name__ == "__main__":

@@ -85,29 +85,29 @@ def memory_of(name: str) -> dict[str, float]:
 
 
 def memory() -> dict[str, dict[str, float]]:
-    found = {}
+    peaks = {}
     for name in MODELS:
         done = subprocess.run(
             [sys.executable, __file__, "--memory-of", name], capture_output=True, text=True, check=True
         )
-        found[name] = json.loads(done.stdout)
-    return found
+        peaks[name] = json.loads(done.stdout)
+    return peaks
 
 
-def markdown(found: dict[str, Any]) -> str:
-    machine, growth = found["machine"], found["growth"]
+def markdown(result: dict[str, Any]) -> str:
+    machine, growth = result["machine"], result["growth"]
     text = [
-        "# How it grows", "", f"Made by `{found['command']}`; do not edit.", "",
-        f"Medians of {found['runs']} interleaved runs, {machine['threads']} thread(s), {machine['cores']} cores "
-        f"({machine['processor']}, load per core before: {found['load_per_core_before']}), Python "
+        "# How it grows", "", f"Made by `{result['command']}`; do not edit.", "",
+        f"Medians of {result['runs']} interleaved runs, {machine['threads']} thread(s), {machine['cores']} cores "
+        f"({machine['processor']}, load per core before: {result['load_per_core_before']}), Python "
         f"{machine['python']}, torch {machine['torch']}. Residual nets of 16 channels; a budget of 1/4 of the volume, "
         "random scores, verify=False.", "",
         "| convolutions | wrap, ms | harden, ms | export, ms |", "| ---: | ---: | ---: | ---: |",
         *(f"| {size} | " + " | ".join(f"{1e3 * row[step]:.0f}" for step in STEPS) + " |"
-          for size, row in found["seconds"].items()),
+          for size, row in result["seconds"].items()),
         "| ten times as many take | " + " | ".join(f"{growth[step]:.1f} x" for step in STEPS) + " |", "",
         "| | weights, MB | memory of wrap, harden and export beyond the model, MB |", "| --- | ---: | ---: |",
-        *(f"| {name} | {row['weights_mb']} | {row['more_mb']} |" for name, row in found["memory"].items()),
+        *(f"| {name} | {row['weights_mb']} | {row['more_mb']} |" for name, row in result["memory"].items()),
     ]  # fmt: skip
     return "\n".join(text) + "\n"
 
@@ -122,11 +122,11 @@ def main() -> None:
         return
     torch.set_num_threads(options.threads)
     runs = max(options.runs, 5)
-    found = {**circumstances("scaling.py", f"--runs {runs}"), "runs": runs, **times(runs), "memory": memory()}
+    result = {**circumstances("scaling.py", f"--runs {runs}"), "runs": runs, **times(runs), "memory": memory()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(markdown(found))
-    print(markdown(found))
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(markdown(result))
+    print(markdown(result))
 
 
 if __name__ == "__main__":

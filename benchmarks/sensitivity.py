@@ -167,10 +167,10 @@ def markdown(rows: list[Row], options: argparse.Namespace) -> str:
     lines += [f"| {' | '.join(columns)} |"]
     lines += ["| --- | --- | --- | --- | --- |"]
     for budget in BUDGETS:
-        found = {kind: some(rows, kind, budget) for kind in KINDS}
-        ends = f"{min(found['drawn']):.1f} to {max(found['drawn']):.1f}" if found["drawn"] else "–"
-        counts = " + ".join(str(len(values)) for values in found.values())
-        lines.append(f"| {budget} | {' | '.join(map(spread, found.values()))} | {ends} | {counts} |")
+        accuracies = {kind: some(rows, kind, budget) for kind in KINDS}
+        ends = f"{min(accuracies['drawn']):.1f} to {max(accuracies['drawn']):.1f}" if accuracies["drawn"] else "–"
+        counts = " + ".join(str(len(values)) for values in accuracies.values())
+        lines.append(f"| {budget} | {' | '.join(map(spread, accuracies.values()))} | {ends} | {counts} |")
     lines += ["", "Mean and standard deviation. With *settings drawn* all seven are drawn at once, uniformly:", ""]
     lines += ["| setting | default | from | to |", "| --- | --- | --- | --- |"]
     for name, value in setting.defaults().items():
@@ -190,11 +190,11 @@ def plot(rows: list[Row], out: Path) -> None:
         return
     figure, axes = drawing.subplots(figsize=(6.4, 4), layout="constrained")
     for shift, (kind, told) in zip((0.97, 1.03), KINDS.items(), strict=True):
-        found = {1 / share: some(rows, kind, budget) for budget, share in BUDGETS.items()}
-        found = {factor: values for factor, values in found.items() if len(values) > 1}
-        means = [statistics.mean(values) for values in found.values()]
-        spreads = [statistics.stdev(values) for values in found.values()]
-        axes.errorbar([shift * factor for factor in found], means, spreads, marker="o", capsize=4, label=told)
+        accuracies = {1 / share: some(rows, kind, budget) for budget, share in BUDGETS.items()}
+        accuracies = {factor: values for factor, values in accuracies.items() if len(values) > 1}
+        means = [statistics.mean(values) for values in accuracies.values()]
+        spreads = [statistics.stdev(values) for values in accuracies.values()]
+        axes.errorbar([shift * factor for factor in accuracies], means, spreads, marker="o", capsize=4, label=told)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="volume factor", ylabel="accuracy, %", xticks=[1 / share for share in BUDGETS.values()])
     axes.xaxis.set_major_formatter(lambda factor, _: f"{factor:g}")

@@ -112,7 +112,7 @@ def main() -> int:
     assert start(root / "killed", options.workers).wait() == 0
     whole, killed = everything(root / "whole"), everything(root / "killed")
     assert all(kill["killed"] for kill in kills), "the run was over before the last kill"
-    found = {
+    result = {
         "kills": kills,
         "equal": not differences(whole, killed),
         "differences": differences(whole, killed),
@@ -125,10 +125,10 @@ def main() -> int:
     }
     shutil.rmtree(root)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n")
-    options.out.with_suffix(".md").write_text(page(found))
-    print(page(found))
-    return 0 if found["equal"] else 1
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    options.out.with_suffix(".md").write_text(page(result))
+    print(page(result))
+    return 0 if result["equal"] else 1
 
 
 def kill_again_and_again(folder: Path, options: argparse.Namespace, rows: int) -> list[dict[str, Any]]:
@@ -165,26 +165,26 @@ def await_writing(folder: Path) -> None:
         pass
 
 
-def page(found: dict[str, Any]) -> str:
-    hit = sum(kill["while_writing"] for kill in found["kills"])
-    count = sum(kill["killed"] for kill in found["kills"])
-    said = "equal, bit for bit" if found["equal"] else f"DIFFERENT: {found['differences'][:5]}"
+def page(result: dict[str, Any]) -> str:
+    hit = sum(kill["while_writing"] for kill in result["kills"])
+    count = sum(kill["killed"] for kill in result["kills"])
+    said = "equal, bit for bit" if result["equal"] else f"DIFFERENT: {result['differences'][:5]}"
     lines = [
         "# Killed again and again",
         "",
         f"`python benchmarks/sigkill.py`: {count} SIGKILLs at random moments of one run, each resumed; {hit} of them",
-        f"hit the writing of a checkpoint. Weights of the hardened and of the slim net ({found['tensors_compared']}",
+        f"hit the writing of a checkpoint. Weights of the hardened and of the slim net ({result['tensors_compared']}",
         "tensors), optimizer state, log and report of that run and of one that was never interrupted:",
         f"**{said}**.",
         "",
-        f"{found['workers']} loader workers, shuffling, random augmentation; steps: "
-        + ", ".join(f"{phase} {steps}" for phase, steps in found["steps"].items())
-        + f"; torch {found['torch']}.",
+        f"{result['workers']} loader workers, shuffling, random augmentation; steps: "
+        + ", ".join(f"{phase} {steps}" for phase, steps in result["steps"].items())
+        + f"; torch {result['torch']}.",
         "",
         "| kill | seconds after the start | checkpoint left: phase | epoch | batch | seconds old | while writing |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for number, kill in enumerate(found["kills"], 1):
+    for number, kill in enumerate(result["kills"], 1):
         cells = [number, kill["after"], kill["phase"], kill["epoch"], kill["batch"], kill["age"], kill["while_writing"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"

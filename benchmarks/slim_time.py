@@ -79,17 +79,17 @@ def hardened(model: nn.Module, args: Any, volume: float) -> Any:
 
 def nets_of(model: nn.Module, args: tuple[Any, ...], volume: float) -> dict[str, nn.Module]:
     wrapped = hardened(model, args, volume)
-    made: dict[str, nn.Module] = {"slim": fxprune.export(wrapped), "full": model}
-    made["algorithm2"] = algorithm2(wrapped)
-    made["dense"] = fxprune.export(wrapped, connectivity="dense", verify=False)
-    made["torch_pruning"] = torch_pruned(model, args, volume)
+    nets: dict[str, nn.Module] = {"slim": fxprune.export(wrapped), "full": model}
+    nets["algorithm2"] = algorithm2(wrapped)
+    nets["dense"] = fxprune.export(wrapped, connectivity="dense", verify=False)
+    nets["torch_pruning"] = torch_pruned(model, args, volume)
     with torch.no_grad():
-        expected, found = made["slim"](*args), made["algorithm2"](*args)
-    assert torch.allclose(expected, found, atol=1e-3 * float(expected.abs().max())), (
+        expected, other = nets["slim"](*args), nets["algorithm2"](*args)
+    assert torch.allclose(expected, other, atol=1e-3 * float(expected.abs().max())), (
         "Algorithm 2 computes something else"
     )
     memory = torch.channels_last if channels_last(model) else torch.contiguous_format
-    return {name: net.eval().to(memory_format=memory) for name, net in made.items()}
+    return {name: net.eval().to(memory_format=memory) for name, net in nets.items()}
 
 
 def channels_last(model: nn.Module) -> bool:
@@ -103,12 +103,12 @@ def ready(nets: dict[str, nn.Module], x: torch.Tensor) -> dict[str, Net]:
 
 def ready_compiled(nets: dict[str, nn.Module], x: torch.Tensor, full: Net) -> dict[str, Net]:
     """Fewer of them, compiled."""
-    made = {"full": full, **{name: compile_net(nets[name]) for name in ("slim", "dense")}}
+    ready_nets = {"full": full, **{name: compile_net(nets[name]) for name in ("slim", "dense")}}
     same = [name for name in ("slim", "dense") if nets[name].report.widths == nets["auto"].report.widths]
-    made["auto"] = made[same[0]] if same else compile_net(nets["auto"])
+    ready_nets["auto"] = ready_nets[same[0]] if same else compile_net(nets["auto"])
     cut, inputs = cut_at_joins(nets["slim"], x)
     ideal = compile_net(cut.eval())
-    return {**made, "ideal": lambda _: ideal(*inputs)}
+    return {**ready_nets, "ideal": lambda _: ideal(*inputs)}
 
 
 HOW = {"eager": ((False, True), (False, False)), "compiled": ((True, True),)}  # compiled, channels-last
@@ -140,9 +140,10 @@ def measured(name: str, options: argparse.Namespace, done: set[tuple[Any, ...]])
                 for compiled, _ in left:
                     how = {"verify": False, "prepare": compile_net if compiled else None}
                     nets["auto"] = fxprune.export(wrapped, connectivity="auto", **how).eval()
-                    made = ready_compiled(nets, x, full) if compiled else ready(nets, x)
+                    rivals = ready_compiled(nets, x, full) if compiled else ready(nets, x)
                     about = {"net": name, "size": size, "volume": volume, "batch": batch, "channels_last": last}
-                    yield {**about, "compiled": compiled, **timed(made, x, options), "joins": nets["slim"].report.joins}
+                    row = {**about, "compiled": compiled, **timed(rivals, x, options)}
+                    yield {**row, "joins": nets["slim"].report.joins}
         torch._dynamo.reset()
 
 
@@ -158,17 +159,17 @@ def timed(nets: dict[str, Net], x: torch.Tensor, options: argparse.Namespace) ->
 
 
 def line(row: Row) -> str:
-    parts = [f"{name} {found['median']:.2f}" for name, found in row["slim_over"].items()]
+    parts = [f"{name} {over['median']:.2f}" for name, over in row["slim_over"].items()]
     return f"{row['net']} {row['volume']} batch {row['batch']} {_how(row)}: " + ", ".join(parts)
 
 
-def markdown(found: Row) -> str:
-    machine = found["machine"]
+def markdown(result: Row) -> str:
+    machine = result["machine"]
     text = [
         "# How fast slim nets are", "",
-        f"Made by `{found['command']}`; do not edit.", "",
+        f"Made by `{result['command']}`; do not edit.", "",
         f"{machine['cores']} cores ({machine['processor']}), {machine['threads']} threads, load per core before: "
-        f"{found['load_per_core_before']}, Python {machine['python']}, torch {machine['torch']}, Torch-Pruning "
+        f"{result['load_per_core_before']}, Python {machine['python']}, torch {machine['torch']}, Torch-Pruning "
         f"{machine['torch-pruning']}. Time of the slim net over that of another one, the median of interleaved rounds "
         "and its 95 % interval; below 1 the slim net is faster. A net of less than "
         f"{1e3 * QUICK:.0f} ms runs for {1e3 * WARM:.0f} ms before each timing, and the process keeps the memory that "
@@ -177,8 +178,8 @@ def markdown(found: Row) -> str:
         '- *auto/ideal*, *auto/dense*: `connectivity="auto"` over the limit of the mixed net, and over `"dense"`; '
         "eager nets chose among eager ones, compiled nets among compiled ones",
     ]  # fmt: skip
-    for name in dict.fromkeys(row["net"] for row in found["rows"]):
-        rows = [row for row in found["rows"] if row["net"] == name]
+    for name in dict.fromkeys(row["net"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["net"] == name]
         text += ["", f"## {name}, {rows[0]['size']}x{rows[0]['size']} pictures", ""]
         names = [*OTHERS, *(f"auto/{other}" for other in AUTO_OTHERS)]
         text += ["| volume | batch | how | " + " | ".join(names) + " | joins |"]
@@ -221,17 +222,17 @@ def main() -> None:
     asked = f"--nets {' '.join(options.nets)} --how {' '.join(options.how)} --volumes {' '.join(options.volumes)} "
     asked += f"--batches {' '.join(map(str, options.batches))} --rounds {options.rounds} --seconds {options.seconds:g}"
     asked += " --channels-last" if options.channels_last else ""
-    found: Row = {**circumstances("slim_time.py", asked), "rows": before}
+    result: Row = {**circumstances("slim_time.py", asked), "rows": before}
     if before:
-        found["command"] = f"{held['command']} && {found['command']} --resume"
+        result["command"] = f"{held['command']} && {result['command']} --resume"
     for name in options.nets:
         for row in measured(name, options, set(map(key, before))):
             print(line(row), flush=True)
-            found["rows"].append(row)
-            found["rows"].sort(key=_order)
+            result["rows"].append(row)
+            result["rows"].sort(key=_order)
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(found, indent=1) + "\n")
-            options.out.with_suffix(".md").write_text(markdown(found))
+            file.write_text(json.dumps(result, indent=1) + "\n")
+            options.out.with_suffix(".md").write_text(markdown(result))
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ def gated_step(net: Any, loss: Callable[[], torch.Tensor], runs: int) -> Task:
 def _step(optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor], advance: Callable[[], None]) -> Task:
     def task(watch: Watch) -> None:
         optimizer.zero_grad()
-        found = watch.time(PARTS[0], loss)
-        watch.time(PARTS[1], found.backward)
+        value = watch.time(PARTS[0], loss)
+        watch.time(PARTS[1], value.backward)
         watch.time(PARTS[2], optimizer.step)
         watch.time(PARTS[3], advance)
 

@@ -81,16 +81,16 @@ HEADER = (
 )  # fmt: skip
 
 
-def markdown(found: dict[str, Any]) -> str:
-    full = found["full"]
+def markdown(result: dict[str, Any]) -> str:
+    full = result["full"]
     lines = [
         "# Mixed against regular connectivity", "",
-        f"Made by `{found['command']}`; do not edit.", "",
-        f"{found['model']} at {', '.join(found['inputs'])}: volume {full['volume']:,}, {full['flops']:.4g} FLOPs "
+        f"Made by `{result['command']}`; do not edit.", "",
+        f"{result['model']} at {', '.join(result['inputs'])}: volume {full['volume']:,}, {full['flops']:.4g} FLOPs "
         "in its convolutions.",
-        f"Random masks, the budget is on the volume of the mixed network, medians over {found['seeds']} seeds.", "",
+        f"Random masks, the budget is on the volume of the mixed network, medians over {result['seeds']} seeds.", "",
         "| " + " | ".join(HEADER) + " |", "| --- |" + " ---: |" * (len(HEADER) - 1),
-        *("| " + " | ".join(line) + " |" for line in summary(found["rows"])),
+        *("| " + " | ".join(line) + " |" for line in summary(result["rows"])),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -118,7 +118,7 @@ def main() -> None:
     given = [option for name in ("arg", "input", "preload") for value in getattr(options, name) or []
              for option in (f"--{name}", value)]  # fmt: skip
     named = [options.target] if options.target != DEFAULT else []
-    found = {
+    result = {
         "command": " ".join(["python benchmarks/table2.py", *named, *given, f"--seeds {options.seeds}"]),
         "model": " ".join([options.target, *options.arg]),
         "inputs": inputs,
@@ -127,9 +127,9 @@ def main() -> None:
         "rows": rows,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(markdown(found))
-    table = Table(*HEADER, title=f"{found['model']}, volume {found['full']['volume']:,}")
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(markdown(result))
+    table = Table(*HEADER, title=f"{result['model']}, volume {result['full']['volume']:,}")
     for line in summary(rows):
         table.add_row(*line)
     Console().print(table)

@@ -40,9 +40,9 @@ class Watch:
 
     def time(self, step: str, work: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
-        made = work()
+        result = work()
         self.seconds[step] = time.perf_counter() - begin
-        return made
+        return result
 
 
 def interleaved(tasks: dict[str, Task], runs: int) -> dict[str, dict[str, list[float]]]:
@@ -110,8 +110,8 @@ def compile_net(net: nn.Module) -> nn.Module:
     """As it is meant for inference: weights are constants, batch norms folded. (Without it inductor of torch 2.13 fails
     on a CPU in channels-last, with the unpruned nets, too.)"""
     torch._inductor.config.freezing = True
-    made: nn.Module = torch.compile(net, dynamic=False)  # type: ignore[assignment]
-    return made
+    compiled: nn.Module = torch.compile(net, dynamic=False)  # type: ignore[assignment]
+    return compiled
 
 
 def median(taken: list[float]) -> float:

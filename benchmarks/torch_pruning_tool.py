@@ -85,8 +85,8 @@ def torch_pruning(
 
 
 def cost(net: nn.Module, args: tuple[Any, ...], metric: str) -> int:
-    found: int = getattr(count(net, args, {}), metric)
-    return found
+    counted: int = getattr(count(net, args, {}), metric)
+    return counted
 
 
 def time_share(net: nn.Module, full: nn.Module, args: tuple[Any, ...]) -> float:

@@ -69,8 +69,8 @@ def selected(only: str, suite: str) -> list[Model]:
 
 def committed() -> list[Record]:
     """The table of the last commit; nothing outside of a repository."""
-    found = subprocess.run(["git", "show", "HEAD:./zoo.json"], cwd=RESULTS, capture_output=True)
-    return json.loads(found.stdout)["models"] if found.returncode == 0 else []
+    shown = subprocess.run(["git", "show", "HEAD:./zoo.json"], cwd=RESULTS, capture_output=True)
+    return json.loads(shown.stdout)["models"] if shown.returncode == 0 else []
 
 
 def main() -> int:

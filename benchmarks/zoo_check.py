@@ -85,13 +85,13 @@ class ConvVolume(TorchFunctionMode):
         self.depth -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name == "linear" or re.fullmatch(r"conv(_transpose)?[123]d", name):
-            volume = made.numel() // (self.batch if made.numel() % self.batch == 0 else made.shape[0])
+            volume = result.numel() // (self.batch if result.numel() % self.batch == 0 else result.shape[0])
             self.total += volume
             self.inside += volume if self.depth else 0
-        return made
+        return result
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -117,8 +117,8 @@ def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
     if one.numel() == 0:
         return 0.0
     a, b = one.double(), other.double()
-    found = ((a - b).abs().max() / a.abs().max().clamp_min(1e-300)).item()
-    return math.inf if math.isnan(found) else found
+    largest = ((a - b).abs().max() / a.abs().max().clamp_min(1e-300)).item()
+    return math.inf if math.isnan(largest) else largest
 
 
 def finite(tree: Any) -> bool:
@@ -279,12 +279,12 @@ def _check_export(model: nn.Module, example: Any, record: Record) -> None:
 
 def _ungated(seen: Any) -> dict[str, float]:
     """Share of the volume that cannot be pruned, by reason; what dies with something else can be."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for layer in seen.layers:
         if layer.prunable < 1:
             reason = layer.ungated or "?"
-            found[reason] = found.get(reason, 0.0) + layer.volume_share * (1 - layer.prunable)
-    return dict(sorted(found.items(), key=lambda entry: -entry[1])[:8])
+            shares[reason] = shares.get(reason, 0.0) + layer.volume_share * (1 - layer.prunable)
+    return dict(sorted(shares.items(), key=lambda entry: -entry[1])[:8])
 
 
 def compare_torch_pruning(entry: Model) -> Record:

@@ -76,9 +76,9 @@ class Model:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             declare_torchvision_ops()
-            made = _BUILDERS[self.suite](self)
-        assert isinstance(made, nn.Module)
-        return made.get_submodule(self.part)
+            model = _BUILDERS[self.suite](self)
+        assert isinstance(model, nn.Module)
+        return model.get_submodule(self.part)
 
     def example(self, batch: int) -> tuple[Any, ...]:
         return (*(entry.make(batch) for entry in self.inputs), *self.extra)
@@ -100,15 +100,15 @@ def _from_timm(model: Model) -> Any:
 
 def _from_transformers(model: Model) -> Any:
     """The name is that of the class; the configuration is the default one, changed by kwargs."""
-    made = getattr(importlib.import_module("transformers"), model.name)
-    return made(made.config_class(**model.kwargs))
+    kind = getattr(importlib.import_module("transformers"), model.name)
+    return kind(kind.config_class(**model.kwargs))
 
 
 def _from_smp(model: Model) -> Any:
     """The name is ``decoder-encoder``."""
     decoder, _, encoder = model.name.partition("-")
-    made = getattr(importlib.import_module("segmentation_models_pytorch"), decoder)
-    return made(encoder, encoder_weights=None, **model.kwargs)
+    kind = getattr(importlib.import_module("segmentation_models_pytorch"), decoder)
+    return kind(encoder, encoder_weights=None, **model.kwargs)
 
 
 _BUILDERS = {
@@ -124,8 +124,8 @@ def _smaller_mvit(shape: tuple[int, ...]) -> Any:
     """torchvision's mvit_v1_b and mvit_v2_s insist on one size of video; the class does not."""
     mvit = importlib.import_module("torchvision.models.video.mvit")
     small = {"temporal_size": shape[2], "spatial_size": tuple(shape[3:])}
-    made = mvit.MViT
-    return mock.patch.object(mvit, "MViT", lambda **settings: made(**{**settings, **small}))
+    original = mvit.MViT
+    return mock.patch.object(mvit, "MViT", lambda **settings: original(**{**settings, **small}))
 
 
 def image(size: int | tuple[int, int] = 224, channels: int = 3) -> tuple[Input]:
@@ -359,8 +359,8 @@ MODELS: tuple[Model, ...] = (*_torchvision(), *_pytorchcv(), *_timm(), *_transfo
 def families_of_pytorchcv() -> dict[str, list[str]]:
     """Every module of the installed pytorchcv that provides models, with their names."""
     provider = importlib.import_module("pytorchcv.model_provider")
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, function in provider._models.items():
         with contextlib.suppress(AttributeError):
-            found.setdefault(function.__module__.rpartition(".")[2], []).append(name)
-    return found
+            names.setdefault(function.__module__.rpartition(".")[2], []).append(name)
+    return names

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fxprune.analysis.heads import Attention, variables_of
 from fxprune.channels import Channels, Freeze, Mixer, Role, by_name
-from fxprune.channels.ids import FIXED, ONE, OPEN, Ids, Join, Mix, immortal
+from fxprune.channels.ids import FIXED, ONE, OPEN, Ids, IdTable, Join, Mix, immortal
 from fxprune.errors import ModelError, OptionError
 
 Bools = npt.NDArray[np.bool_]
@@ -237,25 +237,24 @@ def _frozen(channels: Channels) -> Bools:
 
 def _written_alone(channels: Channels) -> Bools:
     """Ids that reach a model output without anything prunable added to them."""
-    alone = np.zeros(channels.table.size, dtype=bool)
+    alone, layers = np.zeros(channels.table.size, dtype=bool), {mixer.node.name for mixer in channels.mixers}
     for ids in channels.outputs:
         alone[ids] = True
     for block in reversed(channels.table.blocks):
         if not isinstance(block, Join) or not alone[block.out].any():
             continue
         prunable = [operand for operand in block.operands if not bool(immortal(operand).all())]
-        others = [operand for operand in prunable if not _is_statistic(channels, operand, prunable)]
+        others = [operand for operand in prunable if not _is_statistic(channels.table, layers, operand, prunable)]
         if len(others) == 1 and (block.kind == "any" or len(prunable) == 2):
             alone[others[0][alone[block.out]]] = True
     alone[[ONE, FIXED]] = False
     return alone
 
 
-def _is_statistic(channels: Channels, ids: Ids, operands: list[Ids]) -> bool:
+def _is_statistic(table: IdTable, layers: set[str], ids: Ids, operands: list[Ids]) -> bool:
     """Is it a value such as a variance or the sum of a softmax, computed from another operand and not by a layer?"""
-    layers = {mixer.node.name for mixer in channels.mixers}
     read: list[Ids] = []
-    for source in map(channels.table.source, np.unique(ids).tolist()):
+    for source in map(table.source, np.unique(ids).tolist()):
         if source is None or not isinstance(source[0], Mix) or source[0].owner in layers:
             return False
         read.append(source[0].inputs)
