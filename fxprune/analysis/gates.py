@@ -252,12 +252,15 @@ def _written_alone(channels: Channels) -> Bools:
 
 
 def _is_statistic(channels: Channels, ids: Ids, operands: list[Ids]) -> bool:
-    """Is it computed from another one of the operands, and no layer's output: the sum of a softmax, a variance?"""
+    """Is it computed from another one of the operands, and no layer's output: the sum of a softmax, a variance? Or is
+    it there for a size that is read of another tensor?"""
     layers = {mixer.node.name for mixer in channels.mixers}
     read: list[Ids] = []
     for source in map(channels.table.source, np.unique(ids).tolist()):
         if source is None or not isinstance(source[0], Mix) or source[0].owner in layers:
             return False
+        if source[0].of_size:
+            continue
         read.append(source[0].inputs)
     return any(operand is not ids and all(np.isin(part, operand).all() for part in read) for operand in operands)
 
