@@ -252,11 +252,14 @@ def _written_alone(channels: Channels) -> Bools:
 
 
 def _is_statistic(table: IdTable, layers: set[str], ids: Ids, operands: list[Ids]) -> bool:
-    """Is it a value such as a variance or the sum of a softmax, computed from another operand and not by a layer?"""
+    """Is it a value such as a variance or the sum of a softmax, computed from another operand and not by a layer? Or is
+    it there for a size that is read of another tensor?"""
     read: list[Ids] = []
     for source in map(table.source, np.unique(ids).tolist()):
         if source is None or not isinstance(source[0], Mix) or source[0].owner in layers:
             return False
+        if source[0].of_size:
+            continue
         read.append(source[0].inputs)
     return any(operand is not ids and all(np.isin(part, operand).all() for part in read) for operand in operands)
 

@@ -145,6 +145,7 @@ class IdTable:
         block = self.blocks[-1]
         assert isinstance(block, Mix)
         block.of_size = True
+        self.silent.add(len(self.blocks) - 1)
         return block.out.reshape(1)
 
     def any(self, *operands: Ids) -> Ids:

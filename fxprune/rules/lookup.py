@@ -18,12 +18,16 @@ from fxprune.rules.registry import Flow, Op, rule
 def embedding(op: Op) -> Flow | None:
     """Reading a row computes nothing: it costs parameters alone. ``max_norm`` looks at whole rows, and writes them."""
     words = op.find(op.raw(0, "input"))
-    if words is None or not bool(immortal(words.ids).all()) or op.get("max_norm", 3) is not None:
+    if words is None or op.get("max_norm", 3) is not None:
+        return None
+    inputs = np.unique(words.ids).reshape(1, -1)
+    if bool(immortal(inputs).all()):
+        inputs = np.array([[ONE if ONE in inputs else FIXED]])
+    elif inputs.size > 1:  # they are made of channels
         return None
     if op.module is None and op.find(op.raw(1, "weight")) is not None:
         return None
     count, width = op.get("weight", 1).shape
-    inputs = np.array([[ONE if bool((words.ids == ONE).any()) else FIXED]])
     ids = op.table.mix(inputs, width, owner=op.node.name)
     name = name_of_layer(op, ids, inputs, count, bias=False)
     op.notes.mixers.append(Mixer(op.node, name, ids, inputs, count, area=0, sites=0, bias=False, is_conv=False))

@@ -59,6 +59,22 @@ def _is_torchs(kind: str, target: Any, root: nn.Module) -> bool:
     return kind == "call_method" or (kind == "call_function" and module.split(".")[0] == "torch")
 
 
+def added_product(input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """``torch.addmm`` and ``torch.baddbmm``; of a parameter, as in GPT-2, a linear layer, whose weight is turned."""
+    tracer: Any = getattr(mat2, "tracer", None)
+    if tracer is None or mat2.ndim != 2 or not tracer.values.is_constant(mat2.node):
+        product = torch.matmul(mat1, mat2)
+    elif alpha == beta == 1 and input.ndim == 1:
+        return F.linear(mat1, mat2.t(), input)
+    else:
+        product = F.linear(mat1, mat2.t())
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else product + (input if beta == 1 else input * beta)
+
+
+WRITTEN_OUT: dict[Any, Callable[..., Any]] = {torch.addmm: added_product, torch.baddbmm: added_product}
+
+
 _FUNCTIONAL: dict[Any, Any] = {  # what computes the same without a write to the first operand
     torch.ops.aten.add_.Tensor: torch.add,  # of slim nets
     **{

@@ -17,13 +17,15 @@ from torch import fx, nn
 from fxprune.count import batch_size
 from fxprune.errors import first_line
 from fxprune.torch_private import call_with_hooks, find_proxy, forward_hooks, is_in, memory_of, tensors_in, tree_map
-from fxprune.trace import writes
+from fxprune.trace import canonical_calls, multi_head, writes
 from fxprune.trace.canonical_calls import functional_form, overwritten, picked, usual_spelling
-from fxprune.trace.multi_head import MADE_OF_LAYERS, WRITTEN_OUT, module_form, without_unread_weights
+from fxprune.trace.multi_head import MADE_OF_LAYERS, module_form, without_unread_weights
 from fxprune.trace.patches import Untraceable, recording, true_len
 from fxprune.trace.proxy import ShapeProxy, proxies
 from fxprune.trace.source_lines import call_site, error_line, is_user_function, user_line
 from fxprune.trace.values import Values, conv_cost, to_meta
+
+_WRITTEN_OUT = {**multi_head.WRITTEN_OUT, **canonical_calls.WRITTEN_OUT}  # torch's functions that are looked into
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Tracer(fx.Tracer):
         return node
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> Any:
-        written_out = WRITTEN_OUT.get(target) if kind == "call_function" else None
+        written_out = _WRITTEN_OUT.get(target) if kind == "call_function" else None
         if kind == "call_function" and (written_out or is_user_function(target)):
             # marked as opaque by torch.fx.wrap, or torch's: look inside
 

@@ -65,3 +65,37 @@ class table_read_twice(nn.Module):
         one, other = F.embedding(words(x), self.table), F.embedding(words(x.flip(1)), self.table, padding_idx=-1)
         y = self.a(one * self.scale(words(x, 7))) + self.b(F.relu(other))
         return self.head(y * torch.sigmoid(self.gate(x[:, :3]))[:, None])
+
+
+class _Turned(nn.Module):
+    """GPT-2's linear layer: columns first."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(inputs, outputs)), nn.Parameter(torch.ones(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return y.view(*x.size()[:-1], self.bias.shape[0])
+
+
+@net((2, 6), others=WORDS, gates={
+    "attend": "heads 2, values 4, others 16", "out": 8, "wide": 12, "back": 8, "last": "writes a model output",
+})  # fmt: skip
+class turned_layers(nn.Module):
+    """Words, a block of layers written as added products, and scores that are added to a table in one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(11, 8), nn.LayerNorm(8)
+        self.attend, self.out = _Turned(8, 24), _Turned(8, 8)
+        self.wide, self.back, self.last = _Turned(8, 12), _Turned(12, 8), _Turned(8, 4)
+        self.far = nn.Parameter(torch.ones(1, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.table(words(x))
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.attend(self.norm(x)).chunk(3, -1))
+        scores = torch.baddbmm(self.far, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), beta=0.5, alpha=0.25)
+        y = scores.unflatten(0, (-1, 2)).softmax(-1) @ v
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return self.last((x + self.back(F.gelu(self.wide(x)))).mean(1))

@@ -105,19 +105,28 @@ def test_max_norm_keeps_all_columns() -> None:
     assert slim.table.embedding_dim == 8
 
 
-def test_words_of_channels_keep_all_columns() -> None:
-    class Best(Reader):
-        """Its words are positions of channels that can go."""
+class Best(Reader):
+    """Its words are made of channels that can go: the largest one's place, or what each of them says."""
 
-        def read(self, words: T) -> T:
-            y = self.back(self.wide(F.one_hot(words, 8).double()))
-            return self.table(y.argmax(-1)) + y
+    def __init__(self, largest: bool) -> None:
+        super().__init__(nn.Embedding(11, 8))
+        self.largest, self.said = largest, nn.Linear(1, 8)
 
-    net = built(Best(nn.Embedding(8, 8)))
-    given = [(each % 8,) for (each,) in GIVEN]
-    wrapped = fxprune.wrap(net, 0.5, example_inputs=given[0])
-    assert "table" not in wrapped.gates
-    check_export(wrapped.set_masks({"wide": torch.arange(12) < 5}), given, verify=False, counted=False)
+    def read(self, words: T) -> T:
+        y = torch.relu(self.said(words[..., None].double()))
+        x: T = self.table(y.argmax(-1) if self.largest else (y.long() % 11))
+        return x + y if self.largest else x.sum(-2) + y
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_words_that_are_made_of_channels(largest: bool) -> None:
+    wrapped = fxprune.wrap(built(Best(largest)), 0.5, example_inputs=GIVEN[0])
+    assert ("table" in wrapped.gates) == largest  # else there is one word per channel
+    open_ones = {name: torch.ones(len(gate)) for name, gate in wrapped.gates.items()}
+    for masks in ({}, {"said": COLUMNS}, {"table": COLUMNS}, {"said": torch.zeros(8)}):
+        masks = {name: mask for name, mask in masks.items() if name in open_ones}
+        check_export(wrapped.set_masks(open_ones | masks), GIVEN, counted=False)
+        wrapped.bank.soften()
 
 
 def test_a_weight_shared_with_the_last_layer() -> None:
@@ -172,22 +181,26 @@ def test_cut_without_training() -> None:
 
 
 class Placed(Reader):
-    """Places of words that depend on nothing but how many there are."""
+    """Places of words that depend on nothing but how many there are: of the words, or of what was read of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_words: bool) -> None:
         super().__init__(nn.Embedding(11, 8))
-        self.places = nn.Embedding(9, 8)
+        self.places, self.by_words = nn.Embedding(9, 8), by_words
 
     def read(self, words: T) -> T:
-        return self.table(words) + self.places(torch.arange(words.shape[1], device=words.device)[None])  # type: ignore[no-any-return]
+        x: T = self.table(words)
+        count = words.shape[1] if self.by_words else x.shape[1]
+        return x + self.places(torch.arange(count, device=words.device)[None])  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("by_words", [True, False])
 @pytest.mark.parametrize("places", [1 - COLUMNS, COLUMNS, torch.ones(8), torch.zeros(8)])
-def test_a_table_without_samples(places: T) -> None:
+def test_a_table_without_samples(places: T, by_words: bool) -> None:
     """With an example of one sample nobody sees that places are for all samples."""
-    net, example = built(Placed()), words((1, 5))[0]
+    net, example = built(Placed(by_words)), words((1, 5))[0]
     for masks in ({"table": COLUMNS}, {"table": torch.zeros(8)}):
         wrapped = fxprune.wrap(net, 0.5, example_inputs=example)
+        assert len(wrapped.gates["places"]) == 8
         random_gates(wrapped, torch.Generator().manual_seed(2))
         wrapped.set_masks({"back": torch.zeros(8), "places": places, **masks})
         check_export(wrapped, [example, *GIVEN], counted=False)
