@@ -29,7 +29,7 @@ from rich.table import Table
 from torch import nn
 from torch._inductor import config as inductor
 
-from timing import Task, Watch, circumstances, interleaved, median, parser_of
+from timing import Task, Watch, circumstances, interleaved, keep_memory, median, parser_of
 from torchvision_ops import declare_torchvision_ops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -163,4 +163,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    keep_memory()
     main()

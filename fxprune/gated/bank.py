@@ -14,7 +14,7 @@ from torch import nn
 
 from fxprune.analysis import Analysis
 from fxprune.channels.ids import OPEN, Ids
-from fxprune.gated.circuit import Circuit
+from fxprune.gated.circuit import Circuit, Folded, Lookup
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
@@ -49,11 +49,10 @@ class Site:
         return (-1,) if self.in_norm else self.ids.shape
 
 
-class Factors(nn.Module):
+class Factors:
     """The factors of all channels of some sites, one after the other: products of gate variables."""
 
     def __init__(self, gates: list[Ids]) -> None:
-        super().__init__()
         slots = max((len(gate) for gate in gates), default=1)
         flat = [np.pad(gate.reshape(len(gate), -1), ((0, slots - len(gate)), (0, 0)), constant_values=OPEN)
                 for gate in gates]  # fmt: skip
@@ -62,13 +61,13 @@ class Factors(nn.Module):
         self.start, self.count = int(index[0, 0]) if index.size else 0, index.shape[1]
         self.run = len(index) == 1 and self.start >= 0 and bool((np.diff(index[0]) == 1).all())
         self.has_open = bool((index == OPEN).any())
-        self.register_buffer("index", None if self.run else torch.from_numpy(index), persistent=False)
+        self.lookup = Lookup(index=index)
 
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
+    def __call__(self, z: torch.Tensor) -> torch.Tensor:
         """Of gate variables, or samples x gate variables."""
         if self.run:
             return z[..., self.start : self.start + self.count]
-        index = self.get_buffer("index")
+        index = self.lookup.at(z.device)["index"]
         padded = torch.cat([z, z.new_ones(*z.shape[:-1], 1)], -1) if self.has_open else z
         return padded[..., index[0]] if len(index) == 1 else padded[..., index].prod(-2)
 
@@ -106,7 +105,6 @@ class GateBank(nn.Module):
     log_alpha: nn.Parameter
     hard: torch.Tensor
     is_hard: torch.Tensor
-    choices: torch.Tensor
     places: torch.Tensor | None  # in attention heads; of a state that is loaded they must be the same
 
     def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -121,9 +119,9 @@ class GateBank(nn.Module):
         self.register_load_state_dict_post_hook(_read_is_hard)  # type: ignore[no-untyped-call]
 
     def connect(self, analysis: Analysis, sites: list[Site]) -> None:
-        """Work out what each site gets; all that the forward pass looks up lies on the device of the gates."""
+        """Work out what each site gets."""
         self.sites = sites
-        self.register_buffer("choices", torch.from_numpy(analysis.guards.choices), persistent=False)
+        self.lookup = Lookup(choices=analysis.guards.choices)
         kinds = [(site.gate is None, not site.in_norm) for site in sites]
         order = sorted(range(len(sites)), key=kinds.__getitem__)  # gates in norms, other gates, masks in norms, others
         self.parts = [[n for n in order if kinds[n] == kind] for kind in itertools.product((False, True), repeat=2)]
@@ -135,10 +133,8 @@ class GateBank(nn.Module):
         ids = [np.concatenate([np.zeros(0, dtype=np.int64), *(sites[n].ids.reshape(-1) for n in part)])
                for part in self.parts]  # fmt: skip
         self.sizes = [part.size for part in ids]
-        table, variables = analysis.channels.table, analysis.variables
-        self.masked = Circuit(table, variables, np.concatenate(ids[2:]), analysis.sure)
-        self.living = Circuit(table, variables, np.concatenate(ids), analysis.sure)
-        self.to(self.log_alpha.device)
+        folded = Folded(analysis.channels.table, analysis.variables, analysis.sure)
+        self.masked, self.living = (Circuit(folded, np.concatenate(part)) for part in (ids[2:], ids))
 
     def harden(self, opened: torch.Tensor) -> None:
         """Fix the masks."""
@@ -156,10 +152,14 @@ class GateBank(nn.Module):
         self.is_hard.fill_(False)
         self.hardened = False
 
+    @property
+    def choices(self) -> torch.Tensor:
+        return self.lookup.at(self.log_alpha.device)["choices"]
+
     def best(self) -> torch.Tensor:
         """Of each choice, the gate that stays open whatever its variable says."""
-        scores = self.scores().detach()
-        return self.choices.gather(1, scores[self.choices].argmax(1, keepdim=True)).reshape(-1)
+        scores, choices = self.scores().detach(), self.choices
+        return choices.gather(1, scores[choices].argmax(1, keepdim=True)).reshape(-1)
 
     def kept(self) -> torch.Tensor:
         """Which gates these are."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from fxprune.analysis.guards import Sure
 from fxprune.channels.ids import FIXED, ONE, OPEN, Ids, IdTable, Mix, distinct
@@ -19,52 +18,67 @@ from fxprune.channels.ids import FIXED, ONE, OPEN, Ids, IdTable, Mix, distinct
 DEAD, ALIVE = -2, -1  # signals that are no node; a node is a gate variable or one of those that follow
 
 
-class Circuit(nn.Module):
-    """Which of the ``wanted`` ids live, under every mask that the guards hold: of it some things are ``sure``.
+class Lookup:
+    """Numbers that never change, on the device that asks for them. As buffers they would be averaged with a model, and
+    sent around by DistributedDataParallel."""
+
+    def __init__(self, **arrays: npt.NDArray[np.generic]) -> None:
+        self.device = torch.device("cpu")
+        self.held = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        self.tensors = self.held
+
+    def at(self, device: torch.device) -> dict[str, torch.Tensor]:
+        if device != self.device:  # the first time there
+            self.tensors = {name: tensor.to(device) for name, tensor in self.held.items()}
+            self.device = device
+        return self.tensors
+
+
+class Circuit:
+    """Which of the ``wanted`` ids live.
 
     >>> table = IdTable()
     >>> stem = table.mix(np.array([[ONE, ONE, ONE]]), rows=2, owner="stem")
     >>> conv = table.mix(stem, rows=1, owner="conv")
     >>> table.blocks[0].gate = np.arange(2).reshape(1, 1, 2)
     >>> nothing = Sure(*np.zeros((2, table.size), dtype=bool))
-    >>> circuit = Circuit(table, 2, np.array([stem[0, 0], conv[0, 0], ONE]), nothing)
+    >>> circuit = Circuit(Folded(table, 2, nothing), np.array([stem[0, 0], conv[0, 0], ONE]))
     >>> circuit(torch.tensor([False, True])).tolist(), circuit(torch.tensor([False, False])).tolist()
     ([False, True, True], [False, False, True])
     """
 
-    def __init__(self, table: IdTable, variables: int, wanted: Ids, sure: Sure) -> None:
-        super().__init__()
-        folded = _Folded(table, variables, sure)
+    def __init__(self, folded: Folded, wanted: Ids) -> None:
+        variables = folded.variables
         levels, places = folded.levels(folded.signals[wanted])
         self.depth, self.whole = len(levels), np.array_equal(places, np.arange(variables))
         self.constants = bool((places < 0).any())
         size = variables + sum(level[2].size for level in levels)
-        self._keep("places", np.where(places < 0, size - places - 1, places))  # constants follow all nodes
-        self._keep("ends", np.array([True, False]))  # ALIVE, DEAD
+        lookup = {
+            "places": np.where(places < 0, size - places - 1, places),  # constants follow all nodes
+            "ends": np.array([True, False]),  # ALIVE, DEAD
+        }
         for number, (inputs, owners, least) in enumerate(levels):
-            self._keep(f"inputs_{number}", inputs)
-            self._keep(f"owners_{number}", owners)
-            self._keep(f"least_{number}", least.astype(np.int32))
+            lookup.update({f"inputs {number}": inputs, f"owners {number}": owners})
+            lookup[f"least {number}"] = least.astype(np.int32)
+        self.lookup = Lookup(**lookup)
 
-    def _keep(self, name: str, array: npt.NDArray[np.generic]) -> None:
-        self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(array)), persistent=False)
-
-    def forward(self, opened: torch.Tensor) -> torch.Tensor:
+    def __call__(self, opened: torch.Tensor) -> torch.Tensor:
         """``opened``: which gate variables are."""
         if self.whole:
             return opened
-        known = opened
+        known, found = opened, self.lookup.at(opened.device)
         for number in range(self.depth):
-            inputs, owners, least = (self.get_buffer(f"{name}_{number}") for name in ("inputs", "owners", "least"))
+            inputs, owners, least = (found[f"{name} {number}"] for name in ("inputs", "owners", "least"))
             alive = known[inputs].to(least.dtype)
             known = torch.cat([known, torch.zeros_like(least).index_add(0, owners, alive) >= least])
         if self.constants:
-            known = torch.cat([known, self.get_buffer("ends")])
-        return known[self.get_buffer("places")]
+            known = torch.cat([known, found["ends"]])
+        return known[found["places"]]
 
 
-class _Folded:
-    """Per id the signal that says whether it lives, and the nodes whose signals these are."""
+class Folded:
+    """Per id the signal that says whether it lives, and the nodes whose signals these are; for masks that the guards
+    hold, of which some things are ``sure``."""
 
     def __init__(self, table: IdTable, variables: int, sure: Sure) -> None:
         self.variables = self.count = variables

@@ -63,10 +63,7 @@ class Wrapped(fx.GraphModule):
         self._progress: float | None = None
         self._reachable = False  # as far as anyone has looked
         # What a process saw of its part of the batch is its own, whatever DistributedDataParallel does with buffers.
-        # What the bank looks up never changes.
-        own = [f"{PRESSURE}.{name}" for name, _ in self.pressure.named_buffers()]
-        looked_up = set(dict(self.bank.named_buffers())) - set(self.bank.state_dict())
-        self._ddp_params_and_buffers_to_ignore = own + [f"{BANK}.{name}" for name in sorted(looked_up)]
+        self._ddp_params_and_buffers_to_ignore = [f"{PRESSURE}.{name}" for name, _ in self.pressure.named_buffers()]
         self._gates = MappingProxyType({
             unit.name: Gate(self.bank, unit.start, unit.variables) for unit in analysis.units
         })

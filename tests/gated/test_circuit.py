@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fxprune.analysis.guards import Sure
-from fxprune.gated.circuit import Circuit
+from fxprune.gated.circuit import Circuit, Folded
 from tests.exactness import prepared
 from tests.models import ZOO
 
@@ -19,7 +19,7 @@ def test_it_is_the_logic_of_the_id_table(name: str) -> None:
     analysis = prepared(name)[1].analysis
     table, variables = analysis.channels.table, analysis.variables
     nothing, wanted = Sure(*np.zeros((2, table.size), dtype=bool)), np.arange(table.size)
-    short, long = (Circuit(table, variables, wanted, sure) for sure in (analysis.sure, nothing))
+    short, long = (Circuit(Folded(table, variables, sure), wanted) for sure in (analysis.sure, nothing))
     assert short.depth <= long.depth
     generator = np.random.default_rng(0)
     for share in OPENED:
