@@ -48,8 +48,8 @@ def attention(op: Op) -> Flow | None:
 
 
 def _same_width(op: Op) -> bool:
-    """Torch's fast kernels want queries and values of one width; of other widths attention takes ten times as long. So
-    in the slim net they have one where they had one: the narrower gets zeros."""
+    """Torch's fast kernels take queries and values of one width only. So in the slim net they have one where they had
+    one: the narrower gets zeros."""
     return bool(op.value(0, "query").shape[-1] == op.value(2, "value").shape[-1])
 
 
