@@ -250,7 +250,7 @@ def markdown(result: Row) -> str:
         "random. *Says*: fxprune's cost of the slim net over that of the unpruned one. *Counted*: the same by "
         "`torch.utils.flop_counter` or `sum(p.numel())`. *Used*: counted over the budget. A budget in brackets is the "
         "smallest that can be reached, as the error of the budget before it tells. Errors are the largest difference "
-        "from the gated net, relative to the largest output.", "",
+        "from the gated net, relative to the largest output. Seconds passed beside other runs.", "",
         "| net | metric | budget | says | counted | used | float32 | float64 | wrap | harden | export | |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]  # fmt: skip

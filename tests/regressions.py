@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from tests.heads import Form
 from tests.programs.layers import (
     Act,
     Affine,
+    Attend,
     ChannelsLast,
     Conv,
     Depthwise,
@@ -19,6 +21,20 @@ from tests.programs.program import Program
 from tests.programs.wiring import Cat, Mul, PadChannels, Shuffle, Split, SqueezeExcite, Where
 
 PROGRAMS: dict[str, Program] = {
+    # one head of keys and values for all queries, in one call, ran at full width and was counted as if it did not
+    "one head of keys for all queries": Program(
+        parts=(
+            Conv(x=0, out=4, k=1),
+            Attend(x=1, a=1, form=Form("apart", "grouped", "reshape"), heads=2, width=2, shared=2),
+            Conv(x=2, out=3, k=1, bias=True),
+        ),
+        outputs=(3,),
+        batch=1,
+        size=(8, 6),
+        other=(3, 16, 14),
+        density=0.4,
+        seed=2,
+    ),
     # a regular block was to compute channels of a layer whose input is dead (a multiple of nine also goes that way)
     "regular blocks of a layer that reads nothing": Program(
         parts=(

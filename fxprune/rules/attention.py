@@ -48,8 +48,8 @@ def attention(op: Op) -> Flow | None:
 
 
 def _same_width(op: Op) -> bool:
-    """Torch's fast kernels want queries and values of one width; of other widths attention takes ten times as long. So
-    in the slim net they have one where they had one: the narrower gets zeros."""
+    """Torch's fast kernels take queries and values of one width only. So in the slim net they have one where they had
+    one: the narrower gets zeros."""
     return bool(op.value(0, "query").shape[-1] == op.value(2, "value").shape[-1])
 
 
@@ -104,12 +104,13 @@ def _by_heads(op: Op, slim: Slim, nodes: list[Any]) -> GridPiece | None:
     flow = slim.flow(op.node)
     grid = slim.grid(flow.ids) if flow is not None else None
     query, key, value = (slim.flow(node) for node in nodes)
-    if grid is None or query is None or key is None or value is None or grid.outer != op.out.ndim - 3:
+    if flow is None or grid is None or query is None or key is None or value is None or grid.outer != op.out.ndim - 3:
         return None
     counts = [node.meta["value"].shape[grid.outer] for node in nodes]
     met = meeting(slim, query.ids, _repeated(key.ids, counts[0] // counts[1]))
+    values = np.broadcast_to(_repeated(value.ids, counts[0] // counts[2]), flow.ids.shape)  # one head may be for all
     mask: Any = op.raw(3, "attn_mask")
-    if met is None or not np.array_equal(met.heads, grid.heads) or slim.grid(value.ids) is None:
+    if met is None or not np.array_equal(met.heads, grid.heads) or slim.grid(values) is None:
         return None
     if mask is not None and op.value(3, "attn_mask").ndim > 2 and op.value(3, "attn_mask").shape[-3] > 1:
         axis, of_each = op.value(3, "attn_mask").ndim - 3, slim.flow(mask) is not None

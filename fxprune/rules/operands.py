@@ -309,6 +309,8 @@ class Slim(Writer):
         piece, value = self.laid_out(node), node.meta["value"]
         heads, width = (value.shape[axis] for axis in (grid.outer, grid.axis))
         before = Grid(grid.outer, np.arange(heads), grid.axis, np.tile(np.arange(width), (heads, 1)))
+        if isinstance(piece, Piece) and heads == 1 and grid.alike:
+            return self.fetch(node, grid.axis, grid.positions[0])
         if isinstance(piece, GridPiece) and (piece.grid.outer, piece.grid.axis) == (grid.outer, grid.axis):
             before, tensor = piece.grid, piece.node
         else:
