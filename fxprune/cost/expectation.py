@@ -53,10 +53,10 @@ class Expectation:
     >>> table.blocks[0].gate = np.arange(2).reshape(1, 1, 2)
     >>> expectation = Expectation(table, conv[0])
     >>> tape = expectation.tape(np.array([0.5, 0.5]))
-    >>> tape.present[3:].tolist()
-    [0.5, 0.5, 0.75]
-    >>> expectation.gradient(tape, np.ones(table.size)).tolist()  # two more ids if both gates open
-    [1.5, 1.5]
+    >>> tape.present[3:].tolist()  # a row of the stem is there if its gate is open and the other layer reads it
+    [0.375, 0.375, 0.75]
+    >>> expectation.gradient(tape, np.array([0, 0, 0, 0, 0, 1])).tolist()  # of the last one
+    [0.5, 0.5]
     """
 
     def __init__(self, table: IdTable, roots: Ids) -> None:
