@@ -20,6 +20,7 @@ from fxprune.channels.ids import Ids, Mix
 from fxprune.channels.ids import Join as Joined
 from fxprune.choose.choose import ArrayLike
 from fxprune.cost.target import Target
+from fxprune.count import batch_size
 from fxprune.cutting.least_squares import Summed
 from fxprune.cutting.lockstep import Advancing, bounded
 from fxprune.cutting.positions import Where, canonical, inputs_at
@@ -115,7 +116,8 @@ def _of_ids(wrapped: Wrapped, samples: Samples, seed: int, step: Step) -> Floats
     sites, _ = find_sites(analysis, net)
     watched = _Watched(analysis, net, sites)
     chunks, _ = bounded(samples, analysis.channels.trace).chunks()
-    readers = {site.name: _Reader(site, net.get_submodule(site.name), len(chunks)) for site in sites}
+    sizes = len(chunks), samples.count / batch_size(*analysis.channels.trace.example)
+    readers = {site.name: _Reader(site, net.get_submodule(site.name), *sizes) for site in sites}
     generator = torch.Generator().manual_seed(seed)
     watched.note(Advancing(net, chunks[:1], ()))
     for chunk in chunks:
@@ -138,22 +140,24 @@ def _of_ids(wrapped: Wrapped, samples: Samples, seed: int, step: Step) -> Floats
 
 
 def _scale(site: Site, net: nn.Module, variance: torch.Tensor) -> torch.Tensor:
-    """Per row of a layer, what turns its outputs into shares of the deviation that is found where they are used."""
+    """Per row of a layer, what turns its outputs into shares of the deviation that is found where they are used, so
+    that the squares of all rows together are 1: a narrow layer counts as much as a wide one."""
     norm: Any = None if site.norm is None else net.get_submodule(site.norm)
     scale = torch.ones_like(variance)
     if norm is not None:
         scale = (norm.weight.detach() / (norm.running_var + norm.eps).sqrt()).double().cpu()
-    return torch.where(variance > 0, scale / variance.clamp(min=1e-30).sqrt(), 0.0)
+    return torch.where(variance > 0, scale / (len(variance) * variance.clamp(min=1e-30)).sqrt(), 0.0)
 
 
 class _Reader:
     """A layer, and the covariances of what it reads."""
 
-    def __init__(self, site: Site, layer: nn.Module, chunks: int) -> None:
+    def __init__(self, site: Site, layer: nn.Module, chunks: int, samples: float) -> None:
         self.site, self.layer, self.chunks, self.seen = site, layer, chunks, Summed()
         self.taps = site.calls[0].kernel * _repeats(site)
         self.columns = site.calls[0].inputs.shape[1] * site.calls[0].kernel
-        self.tied = self.columns > WIDEST  # a channel is made up for by the others at the same tap only
+        # A channel is made up for by the others at the same tap only; few rows say nothing about all taps at once.
+        self.tied = self.columns > WIDEST or samples * _positions(site, layer) < PER_COLUMN * self.columns
 
     def see(self, run: Advancing, call: Mixer, generator: torch.Generator) -> None:
         node = run.nodes[run.place[call.node.name]]
@@ -179,6 +183,12 @@ class _Reader:
         taps = 1 if self.tied else self.taps
         found = [surgery(*parts, taps) for parts in zip(self.seen.covariances(), maps, strict=True)]
         return torch.stack(found)
+
+
+def _positions(site: Site, layer: nn.Module) -> int:
+    """Of an example's outputs, of all calls together."""
+    shapes = [canonical(call.node.meta["value"], layer).shape for call in site.calls]
+    return sum(shape[0] * shape[2:].numel() for shape in shapes)
 
 
 def _repeats(site: Site) -> int:
@@ -266,7 +276,7 @@ def _through_joins(analysis: Analysis, worth: Floats, variances: dict[bytes, Flo
                 total = sum(known)
                 shares = [np.divide(part, total, out=np.zeros_like(part), where=total > 0) for part in known]
             for operand, share in zip(block.operands, shares, strict=True):
-                own = share if block.kind == "any" else 0.0  # of the sum itself
+                own = share / share.size if block.kind == "any" else 0.0  # of the sum itself
                 np.add.at(worth, operand, share * worth[block.out] + own)
         elif isinstance(block, Mix) and block.inputs.shape[1] == 1:
             np.add.at(worth, block.inputs[:, 0], worth[block.out].sum(1))

@@ -305,7 +305,7 @@ def test_as_many_samples_take_part_as_there_is_memory_for(monkeypatch: pytest.Mo
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(8)]
     net = nn.Sequential(*layers, nn.Conv2d(8, 16, 1), nn.ReLU(), nn.Conv2d(16, 4, 1)).eval()
     x = torch.randn(256, 3, 16, 16)
-    free = fxprune.cut(net, x, 1 / 2, progress=False).report
+    free = fxprune.cut(net, x, 1 / 2, scores="magnitude", progress=False).report
     largest = 2 * (8 + 8) * 16 * 16 * 4  # bytes of a sample in both nets, between a convolution and its ReLU
     for module in (lockstep, refit):
         monkeypatch.setattr(module, "ALIVE", 64 * largest)
@@ -320,7 +320,7 @@ def test_as_many_samples_take_part_as_there_is_memory_for(monkeypatch: pytest.Mo
 
     awake = refit._Nets._awake
     monkeypatch.setattr(refit._Nets, "_awake", counted)
-    bounded = fxprune.cut(net, x, 1 / 2, progress=False).report
+    bounded = fxprune.cut(net, x, 1 / 2, scores="magnitude", progress=False).report
     assert min(counts) <= 64 and counts[-1] == 256
     assert bounded.missed < 1.1 * free.missed
 

@@ -197,6 +197,20 @@ def test_wide_layers_are_looked_at_tap_by_tap(monkeypatch: pytest.MonkeyPatch) -
         assert int(worth.argmin()) in (1, 3, 5) and worth.min() < 1e-2 * worth.max()
 
 
+def test_a_flattened_map_is_not_made_up_for_by_chance() -> None:
+    """288 columns of 64 rows are always met by those that stay; channels are looked at place by place then, and each of
+    these, which are independent, costs about its share."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.eye(8)[:, :, None, None])  # type: ignore[operator]
+    wrapped, x = fxprune.wrap(net, 0.9, example_inputs=torch.zeros(2, 8, 6, 6)), torch.randn(64, 8, 6, 6)
+    worth = score.reconstruction(wrapped, read_samples(x, net), 0, lambda name: None)["0"]
+    assert worth.min() > 0.3 * worth.max()
+    saved = score.savings(wrapped.analysis, wrapped.target)
+    assert float((worth * torch.from_numpy(saved)).sum()) == pytest.approx(1, rel=0.3)  # all of the output's variance
+
+
 # ------------------------------------------------------------ whole nets
 
 
