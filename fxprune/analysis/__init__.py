@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from fxprune.analysis.gates import Layer, Unit, units_of
-from fxprune.analysis.guards import Guards
+from fxprune.analysis.guards import Guards, Sure
 from fxprune.analysis.streams import layer_graph
 from fxprune.channels import Channels
 from fxprune.cost.model import Cost, CostModel
@@ -55,6 +55,10 @@ class Analysis:
     @property
     def variables(self) -> int:
         return sum(unit.variables for unit in self.units)
+
+    @cached_property
+    def sure(self) -> Sure:
+        return Sure.by(self.guards, self.channels.table, self.variables)
 
     @cached_property
     def graph(self) -> nx.DiGraph:

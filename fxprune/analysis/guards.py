@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +76,19 @@ class Guards:
         if closed.size:
             held[np.take_along_axis(closed, scores[closed].argmax(1)[:, None], 1)] = True
         return held
+
+
+class Sure(NamedTuple):
+    """What is proved of every mask that the guards hold."""
+
+    alive: Bools  # ids that live
+    fed: Bools  # rows of layers of whose inputs one lives
+
+    @classmethod
+    def by(cls, guards: Guards, table: IdTable, variables: int) -> Sure:
+        proof = _Proof(table, [], variables)
+        proof.holds(guard.choices for guard in guards.layers)
+        return cls(proof.life, proof.fed)
 
 
 # ---------------------------------------------------------------- what must live
@@ -316,7 +330,7 @@ class _Proof:
             sizes.append(choice.size)
         self.sure = np.zeros(self.table.size, dtype=bool)
         self.sure[ONE] = True
-        self.life = self.sure.copy()
+        self.life, self.fed = self.sure.copy(), np.zeros_like(self.sure)
         self.life[FIXED] = True
         self.clauses = np.full((self.table.size, self.CLAUSES), -1, dtype=np.int64)
         self.sizes: list[int] = []
@@ -358,6 +372,7 @@ class _Proof:
     def _mix(self, block: Mix, number: Ids, sizes: list[int]) -> None:
         fed = np.array([self._says(inputs) for inputs in block.inputs])
         live = fed | self.life[block.inputs].any(1)
+        self.fed[block.out] = live[:, None]
         if not fed.all() and (block.gate == OPEN).all():
             self._some_group(block)
         counts = np.array([*sizes, 1, 0])  # of no gate, of no choice

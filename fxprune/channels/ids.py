@@ -8,9 +8,8 @@ Every channel that an op computes gets an id. A block of ids is born with one of
 
 ``ONE`` always lives (an input of the model), ``ZERO`` never does (zero padding along channels), ``FIXED`` always lives
 but says nothing of the input (a class token that is concatenated). One pass forwards
-over the blocks answers who is alive, one pass backwards who is needed. Both compute with numbers in [0, 1], where
-``or`` is 1 - (1 - p)(1 - q) and ``and`` is pq: on zeros and ones that is logic, on probabilities it is the expectation
-under independence, differentiable. A hard cost and an expected cost are therefore the same formula.
+over the blocks answers who is alive, one pass backwards who is needed: ``cost/exact.py`` for masks,
+``cost/expectation.py`` for probabilities.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Ids = npt.NDArray[np.int64]
 
@@ -77,14 +74,6 @@ class Mix:
     owner: str
     of_size: bool = False  # nothing but the size of what it reads is asked for: one channel of that is enough
 
-    @cached_property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return tensors(self.out, self.inputs, self.gate)
-
-    @cached_property
-    def unique(self) -> bool:
-        return bool(np.unique(self.inputs).size == self.inputs.size)
-
 
 @dataclass(eq=False)
 class Join:
@@ -95,18 +84,6 @@ class Join:
     operands: tuple[Ids, ...]
     scalers: frozenset[int] = frozenset()  # operands that only scale the others (a sigmoid's output)
 
-    @cached_property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return tensors(self.out, *self.operands)
-
-    @cached_property
-    def unique(self) -> tuple[bool, ...]:
-        return tuple(bool(np.unique(ids).size == ids.size) for ids in self.operands)
-
-
-def tensors(*arrays: Ids) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
-
 
 class IdTable:
     """Grows while rules relate ops; afterwards it only answers questions.
@@ -115,10 +92,10 @@ class IdTable:
     >>> stem = table.mix(np.array([[ONE, ONE, ONE]]), rows=4, owner="stem")
     >>> conv = table.mix(stem, rows=4, owner="conv")
     >>> stream = table.any(stem[0], conv[0])
-    >>> stem_block, conv_block = table.blocks[:2]
-    >>> conv_block.gate = np.arange(4).reshape(1, 1, 4)
-    >>> table.alive(torch.tensor([1.0, 0.0, 0.0, 1.0]))[conv[0]].tolist()
-    [1.0, 0.0, 0.0, 1.0]
+    >>> stem[0].tolist(), conv[0].tolist(), stream.tolist()
+    ([3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14])
+    >>> table.source(9) == (table.blocks[1], 2)
+    True
     """
 
     def __init__(self) -> None:
@@ -227,67 +204,3 @@ class IdTable:
             if isinstance(block, Join) and block.kind == "all":
                 marked[block.out] |= np.logical_or.reduce([marked[operand] for operand in block.operands])
         return marked
-
-    def alive(self, gates: torch.Tensor) -> torch.Tensor:
-        """Per id, how surely it lives, given the same for each gate variable (0 and 1, or probabilities)."""
-        p = gates.new_zeros(self.size)
-        p[ONE] = p[FIXED] = 1.0
-        opened = torch.cat([gates, gates.new_ones(1)])  # index OPEN = -1 reads the one at the end
-        for block in self.blocks:
-            if isinstance(block, Mix):
-                out, inputs, gate = block.tensors
-                p[out] = opened[gate].prod(0) * (1 - (1 - p[inputs]).prod(1, keepdim=True))
-            elif block.kind == "any":
-                out, *operands = block.tensors
-                p[out] = 1 - torch.stack([1 - p[ids] for ids in operands]).prod(0)
-            else:
-                out, *operands = block.tensors
-                p[out] = torch.stack([p[ids] for ids in operands]).prod(0)
-        return p
-
-    def needed(self, alive: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
-        """Per id, how surely someone who leads to ``roots`` reads it."""
-        spare = self._spare(alive, roots, None)
-        if any(isinstance(block, Mix) and block.of_size for block in self.blocks):
-            spare = self._spare(alive, roots, spare)
-        return 1 - spare
-
-    def _spare(self, alive: torch.Tensor, roots: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
-        """1 - needed: products of these are ors. ``before`` is without what only sizes are read of: of such a tensor
-        the first living channel is needed, unless another one is there anyway."""
-        spare = torch.ones_like(alive)
-        spare[roots] = 0.0
-        for block in reversed(self.blocks):
-            out, *operands = block.tensors
-            demand = alive[out] * (1 - spare[out])
-            if isinstance(block, Mix) and block.of_size:
-                if before is None:
-                    continue
-                inputs = operands[0].reshape(-1)
-                living = alive[inputs]
-                first = torch.cat([living.new_ones(1), (1 - living).cumprod(0)[:-1]])
-                none = (1 - living * (1 - before[inputs])).prod()
-                spare[inputs] = spare[inputs] * (1 - demand.reshape(()) * none * first)
-            elif isinstance(block, Mix):
-                if block.out.shape[0] > 1 and block.out.shape[1] > 1:
-                    # A grouped convolution computes the same rows in each surviving group.
-                    group = 1 - (1 - demand).prod(1, keepdim=True)
-                    row = 1 - (1 - demand).prod(0, keepdim=True)
-                    spare[out] = 1 - group * row
-                    demand = group
-                else:
-                    demand = 1 - (1 - demand).prod(1, keepdim=True)
-                inputs = operands[0]
-                _spend(spare, inputs, demand.expand_as(inputs), block.unique)
-            else:
-                for ids, unique in zip(operands, block.unique, strict=True):
-                    _spend(spare, ids, demand, unique)
-        return spare
-
-
-def _spend(spare: torch.Tensor, ids: torch.Tensor, demand: torch.Tensor, unique: bool) -> None:
-    if unique:
-        spare[ids] = spare[ids] * (1 - demand)
-    else:
-        factor = torch.ones_like(spare).scatter_reduce(0, ids.reshape(-1), (1 - demand).reshape(-1), "prod")
-        spare.mul_(factor)

@@ -1,6 +1,6 @@
 """The two passes over the id table on bools, for many masks at once.
 
-What ``IdTable`` does with probabilities in torch, here without them: a search over masks asks hundreds of times, and
+What ``Expectation`` does with probabilities, here without them: a search over masks asks hundreds of times, and
 training asks every step. Arrays are ids x masks, a column per mask; one more costs little beside the calls themselves.
 """
 
@@ -60,8 +60,8 @@ class _MixStep:
     def of(cls, block: Mix) -> _MixStep:
         groups, rows = block.out.shape
         start = int(block.out.flat[0])
-        gates = tuple(_index(gate) for gate in block.gate if (gate != OPEN).any())
-        inputs, out = _index(block.inputs), slice(start, start + groups * rows)
+        gates = tuple(index_of(gate) for gate in block.gate if (gate != OPEN).any())
+        inputs, out = index_of(block.inputs), slice(start, start + groups * rows)
         return cls((groups, rows), out, gates, inputs, _Reader(block.inputs), block.of_size)
 
     def forwards(self, alive: Bools, gates: Bools) -> None:
@@ -108,7 +108,7 @@ class _JoinStep:
     @classmethod
     def of(cls, block: Any) -> _JoinStep:
         start = int(block.out.flat[0])
-        operands = tuple(_index(ids) for ids in block.operands)
+        operands = tuple(index_of(ids) for ids in block.operands)
         both = np.logical_or if block.kind == "any" else np.logical_and
         return cls(both, slice(start, start + block.out.size), operands, tuple(map(_Reader, block.operands)))
 
@@ -140,7 +140,7 @@ class _Reader:
             self.rows = order // grid.shape[1]
         elif grid.shape[1] > 1:
             self.rows = np.arange(flat.size) // grid.shape[1]
-        self.index = _index(flat)
+        self.index = index_of(flat)
 
     def ask(self, needed: Bools, demand: Bools) -> None:
         if self.rows is not None:
@@ -150,7 +150,7 @@ class _Reader:
         needed[self.index] |= demand
 
 
-def _index(ids: Ids) -> Index:
+def index_of(ids: Ids) -> Index:
     """A slice if possible: it is read and written in place."""
     flat = np.ascontiguousarray(ids).reshape(-1)
     start = int(flat[0])

@@ -4,18 +4,21 @@ differentiable expectation, as training does. Arrays are ids x masks."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.autograd.function import once_differentiable
 
-from fxprune.channels import Channels, Mixer, Product, Uncut, by_name
-from fxprune.channels.ids import ZERO, Ids, tensors
+from fxprune.channels import Channels, Product, Uncut, by_name
+from fxprune.channels.ids import ZERO, Ids
 from fxprune.cost.exact import Bools
 
 Counts = npt.NDArray[np.int64]
-Tensors = tuple[torch.Tensor, ...]
+Floats = npt.NDArray[np.float64]
 
 
 class Counter:
@@ -102,41 +105,85 @@ class Counter:
             sites[number] = sum(call.sites * live for call, live in zip(calls, made, strict=True))
         return area, sites
 
+    def expected(self, present: torch.Tensor) -> Expected:
+        """What ``count`` does, for one network whose ids are there with some probability."""
+        return Expected(self, present)
+
+
+@dataclass(eq=False)
+class Expected:
+    """Costs that are differentiable, and for zeros and ones the same numbers. Only what is asked for is computed."""
+
+    counter: Counter
+    present: torch.Tensor  # probabilities per id, on the host
+
+    @property
+    def volume(self) -> torch.Tensor:
+        return self._rows * self._places[0] @ self._numbers(self.counter.counted[:, 0])
+
+    @property
+    def flops(self) -> torch.Tensor:
+        counter = self.counter
+        total = 2 * (self._weights @ self._places[1])
+        for amounts, part in ((counter.factor, counter.products), (counter.takes, counter.run)):
+            if amounts.size:
+                total = total + part.expected(self.present) @ self._numbers(amounts)
+        return total
+
+    @property
+    def params(self) -> torch.Tensor:
+        counter = self.counter
+        total = self._weights.sum() + self._rows @ self._numbers(counter.bias[:, 0])
+        for amounts, part in ((counter.affine, counter.affines), (counter.holds, counter.held)):
+            if amounts.size:
+                total = total + part.expected(self._known) @ self._numbers(amounts)
+        return total
+
     @cached_property
-    def _indices(self) -> list[tuple[list[Mixer], Tensors, Tensors]]:
-        return [(calls, tensors(*(c.ids for c in calls)), tensors(*(c.inputs for c in calls)))
-                for calls in self.layers.values()]  # fmt: skip
+    def _known(self) -> torch.Tensor:
+        """With what any of several calls computes."""
+        calls = [[self.present[torch.from_numpy(ids)] for ids in union] for union in self.counter.unions]
+        joined = (1 - torch.stack([1 - part for part in parts]).prod(0) for parts in calls)
+        return torch.cat([self.present, *joined]) if calls else self.present
 
-    def expected(self, present: torch.Tensor, fixed: Sequence[int] = (0, 0, 0)) -> tuple[torch.Tensor, ...]:
-        """What ``count`` does, and beside the ``fixed`` costs of layers, for one network whose ids are there with
-        some probability: differentiable, and the same numbers for zeros and ones."""
-        zero = present.new_zeros(())
-        volume, flops, params = (zero + cost for cost in fixed)
-        for counted, (calls, ids, inputs) in zip(self.counted[:, 0].tolist(), self._indices, strict=True):
-            rows_of, columns_of = _any_of([present[i] for i in ids]), _any_of([present[i] for i in inputs])
-            rows = rows_of.sum()
-            live = 1 - (1 - rows_of).prod(1)  # per group
-            columns = (columns_of.sum(1) * live).amax() if len(live) > 1 else columns_of.sum()
-            weights = rows * columns * calls[0].kernel
-            # A call whose result nobody reads is not made.
-            made = [1 - (1 - present[i]).prod() if len(calls) > 1 else 1 for i in ids]
-            area = sum(call.area * live for call, live in zip(calls, made, strict=True))
-            sites = sum(call.sites * live for call, live in zip(calls, made, strict=True))
-            volume = volume + counted * rows * area
-            flops = flops + 2 * weights * sites
-            params = params + weights + (rows if calls[0].bias else zero)
-        joined = [_any_of([present[torch.from_numpy(ids)] for ids in calls]) for calls in self.unions]
-        affines = self.affines.expected(torch.cat([present, *joined]))
-        for numbers, sums in ((self.affine, affines), (self.holds, self.held.expected(present))):
-            params = params + torch.from_numpy(numbers).to(sums) @ sums
-        for numbers, sums in ((self.factor, self.products.expected(present)), (self.takes, self.run.expected(present))):
-            flops = flops + torch.from_numpy(numbers).to(sums) @ sums
-        return volume, flops, params
+    @cached_property
+    def _rows(self) -> torch.Tensor:
+        found = self.counter.rows.expected(self._known)
+        return found.new_zeros(self._groups.size).index_add(0, self._owners, found) if self.counter.grouped else found
 
+    @cached_property
+    def _weights(self) -> torch.Tensor:
+        counter = self.counter
+        columns = counter.columns.expected(self._known)
+        if counter.grouped:  # as many columns in every group as in the one with the most
+            several = torch.from_numpy(np.repeat(self._groups > 1, self._groups))
+            columns = columns * torch.where(several, counter.rows.any(self._known), 1.0)
+            empty = columns.new_zeros(self._groups.size)
+            columns = empty.scatter_reduce(0, self._owners, columns, "amax", include_self=False)
+        return self._rows * columns * self._numbers(counter.kernel[:, 0])
 
-def _any_of(parts: list[torch.Tensor]) -> torch.Tensor:
-    """A layer called several times computes what any of its calls needs."""
-    return parts[0] if len(parts) == 1 else 1 - torch.stack([1 - part for part in parts]).prod(0)
+    @cached_property
+    def _groups(self) -> Ids:
+        """Of each layer."""
+        found: Ids = np.diff(np.append(self.counter.groups, self.counter.rows.starts.size))
+        return found
+
+    @cached_property
+    def _owners(self) -> torch.Tensor:
+        return torch.from_numpy(np.repeat(np.arange(self._groups.size), self._groups))
+
+    @cached_property
+    def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions per layer. A call whose result nobody reads is not made."""
+        area, sites = self._numbers(self.counter.area[:, 0]), self._numbers(self.counter.sites[:, 0])
+        for number, calls in self.counter.repeated:
+            made = Segments([call.ids.reshape(-1) for call in calls]).any(self.present)
+            area[number] = self._numbers([call.area for call in calls]) @ made
+            sites[number] = self._numbers([call.sites for call in calls]) @ made
+        return area, sites
+
+    def _numbers(self, values: npt.ArrayLike) -> torch.Tensor:
+        return torch.tensor(values, dtype=self.present.dtype)
 
 
 class Segments:
@@ -155,17 +202,69 @@ class Segments:
 
     def expected(self, present: torch.Tensor) -> torch.Tensor:
         """How many of each list, where ids are there with some probability."""
-        return present.new_zeros(self.starts.size).index_add(0, self._owners, present[torch.from_numpy(self.index)])
+        found: torch.Tensor = _Sum.apply(present, self)  # type: ignore[no-untyped-call]
+        return found
 
     def any(self, present: torch.Tensor) -> torch.Tensor:
         """How surely one of each list is there."""
-        none = present.new_ones(self.starts.size)
-        return 1 - none.scatter_reduce(0, self._owners, 1 - present[torch.from_numpy(self.index)], "prod")
+        none: torch.Tensor = _Product.apply(1 - present, self)  # type: ignore[no-untyped-call]
+        return 1 - none
 
     @cached_property
-    def _owners(self) -> torch.Tensor:
-        sizes = np.diff(np.append(self.starts, self.index.size))
-        return torch.from_numpy(np.repeat(np.arange(sizes.size), sizes))
+    def sizes(self) -> Ids:
+        found: Ids = np.diff(np.append(self.starts, self.index.size))
+        return found
+
+    def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """To each id of each list what its list has."""
+        return np.repeat(values, self.sizes)
+
+    def sum_up(self, values: Floats, count: int) -> Floats:
+        """Per id the sum of what stands at its places."""
+        return np.bincount(self.index, values, count).astype(np.float64, copy=False)  # of nothing it counts
+
+
+class _Sum(torch.autograd.Function):
+    """On the host: thousands of short lists are hundreds of microseconds there, whatever else autograd records."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, lists: Segments) -> torch.Tensor:
+        ctx.lists, ctx.count = lists, values.numel()
+        if not lists.starts.size:
+            return values.new_zeros(0)
+        return torch.from_numpy(np.add.reduceat(values.detach().numpy().take(lists.index), lists.starts))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_sum: torch.Tensor) -> Any:
+        return torch.from_numpy(ctx.lists.sum_up(ctx.lists.spread(by_sum.numpy()), ctx.count)).to(by_sum), None
+
+
+class _Product(torch.autograd.Function):
+    """The gradient of a product is the product of all others, also where some are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, lists: Segments) -> torch.Tensor:
+        ctx.lists, ctx.count = lists, values.numel()
+        ctx.factors = values.detach().numpy().take(lists.index)
+        if not lists.starts.size:
+            return values.new_zeros(0)
+        return torch.from_numpy(np.multiply.reduceat(ctx.factors, lists.starts))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_product: torch.Tensor) -> Any:
+        lists, factors = ctx.lists, ctx.factors
+        if not lists.starts.size:
+            return by_product.new_zeros(ctx.count), None
+        zeros = factors == 0
+        some = bool(zeros.any())
+        filled = np.where(zeros, 1, factors) if some else factors
+        found = lists.spread(by_product.numpy() * np.multiply.reduceat(filled, lists.starts)) / filled
+        if some:
+            alone = lists.spread(np.add.reduceat(zeros, lists.starts, dtype=np.int64)) == zeros  # no other one is 0
+            found = np.where(alone, found, 0)
+        return torch.from_numpy(lists.sum_up(found, ctx.count)).to(by_product), None
 
 
 class Grids:

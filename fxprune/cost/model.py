@@ -5,7 +5,7 @@ Exact for masks, and the differentiable expectation for probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from fxprune.channels import Channels
-from fxprune.channels.ids import FIXED, ONE, IdTable
+from fxprune.channels.ids import FIXED, ONE
 from fxprune.cost.exact import Bools, Logic
+from fxprune.cost.expectation import Expectation, Present
 from fxprune.cost.formula import Counter
 from fxprune.cost.latency import Latency
 
@@ -50,19 +51,18 @@ class CostModel:
     """The cost of a network as a function of its gates."""
 
     def __init__(self, channels: Channels, params: int, logits: frozenset[str]) -> None:
-        self.table: IdTable = channels.table
         self.params = params  # of the unpruned network, whatever reads them
         self.latency: Latency | None = None  # once it has been measured
         leaves = channels.trace.leaves  # counted, never pruned; their parameters are among those that are not cut
         self.fixed = sum(leaf.volume for leaf in leaves), sum(leaf.flops for leaf in leaves), 0
         roots = np.unique(np.concatenate([[ONE, FIXED], *channels.outputs, *(f.ids for f in channels.freezes)]))
-        self.roots = torch.from_numpy(roots)
         self.logic, self.counter = Logic(channels.table, roots), Counter(channels, logits)
+        self.expectation = Expectation(channels.table, roots)
 
     def physical(self, gates: torch.Tensor) -> torch.Tensor:
-        """Per id, how surely the pruned network computes it: alive and needed."""
-        alive = self.table.alive(gates)
-        return alive * self.table.needed(alive, self.roots)
+        """Per id, how surely the pruned network computes it: alive and needed. On the host, in float64."""
+        found: torch.Tensor = Present.apply(gates.double().cpu(), self.expectation)  # type: ignore[no-untyped-call]
+        return found
 
     def expected(self, gates: torch.Tensor) -> Cost:
         """Costs for gate probabilities, differentiable; for gates of zeros and ones the exact cost."""
@@ -70,18 +70,29 @@ class CostModel:
 
     def slopes(self, gates: torch.Tensor, metrics: Sequence[str]) -> list[torch.Tensor]:
         """Per metric, what another bit of each gate costs, through everything that hangs on it."""
-        p = gates.detach().clone().requires_grad_()
-        present = self.physical(p)
-        costs = self.of_ids(present).as_dict()
-        if self.latency is not None:
-            costs[LATENCY] = self.latency.smooth(present)
-        return [torch.autograd.grad(costs[name], p, retain_graph=True)[0] for name in metrics]
+        tape = self.expectation.tape(gates.detach().double().cpu().numpy())
+        present = torch.from_numpy(tape.present).requires_grad_()
+        costs = self.pressing(present)
+        by_present = [torch.autograd.grad(costs(name), present, retain_graph=True)[0].numpy() for name in metrics]
+        return [torch.from_numpy(self.expectation.gradient(tape, each)).to(gates) for each in by_present]
+
+    def pressing(self, present: torch.Tensor) -> Callable[[str], torch.Tensor]:
+        """What presses on the gates while training: per metric the expected cost, of a time its smooth form."""
+        counted = self.counter.expected(present)
+
+        def cost(metric: str) -> torch.Tensor:
+            if metric == LATENCY and self.latency is not None:
+                return self.latency.smooth(present)
+            found: torch.Tensor = getattr(counted, metric)
+            return found
+
+        return cost
 
     def of_ids(self, present: torch.Tensor) -> Cost:
         """Costs of a network that computes each id with the given probability."""
         time = None if self.latency is None else self.latency.expected(present)
-        volume, flops, params = self.counter.expected(present, self.fixed)
-        return Cost(volume, flops, params, time)
+        found, (volume, flops, params) = self.counter.expected(present), self.fixed
+        return Cost(found.volume + volume, found.flops + flops, found.params + params, time)
 
     def full(self, variables: int) -> Cost:
         """Of the unpruned network."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from fxprune.channels.ids import OPEN, IdTable
+from fxprune.analysis import Analysis
+from fxprune.channels.ids import OPEN, Ids
+from fxprune.gated.circuit import Circuit, Folded, Lookup
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 CLOSED_AT = BETA * log(-GAMMA / ZETA)  # -1.599: the mean gate is zero up to here
@@ -32,29 +37,39 @@ def mean_gate(log_alpha: torch.Tensor) -> torch.Tensor:
 
 @dataclass(eq=False)
 class Site:
-    """Where the wrapped graph multiplies (``gate`` given) or masks: a tensor's ids, shaped to broadcast over it.
+    """Where the wrapped graph multiplies (``gate`` given) or masks: a tensor's ids, shaped to broadcast over it."""
 
-    What compilers cannot read off tensors is found out here, once.
-    """
-
-    ids: torch.Tensor
-    gate: torch.Tensor | None  # variables of each channel, one after the other: its factor is the product of theirs
-    in_norm: bool = False  # the multiply hides in a batch norm, which takes a plain vector
+    ids: Ids
+    gate: Ids | None  # variables of each channel, one after the other: its factor is the product of theirs
+    in_norm: bool = False  # the factor or mask hides in a batch norm, which takes a plain vector
     samples: bool = True  # lie on axis 0; else one draw for all of them has to do
-    has_open: bool = field(init=False)  # some channels hang on no gate variable
-    start: int = field(init=False)  # where its variables start if they are a run of the flat parameter, else -1
-
-    def __post_init__(self) -> None:
-        if self.gate is not None:  # few channels hang on several
-            self.gate = self.gate[[bool((one != OPEN).any()) for one in self.gate]]
-        flat = self.gate.reshape(-1) if self.gate is not None else torch.zeros(0, device="cpu")
-        self.has_open = bool((flat == OPEN).any())
-        run = flat.numel() == self.ids.numel() and not self.has_open and bool((flat[1:] - flat[:-1] == 1).all())
-        self.start = int(flat[0]) if run else -1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (-1,) if self.in_norm else tuple(self.ids.shape)
+        return (-1,) if self.in_norm else self.ids.shape
+
+
+class Factors:
+    """The factors of all channels of some sites, one after the other: products of gate variables."""
+
+    def __init__(self, gates: list[Ids]) -> None:
+        slots = max((len(gate) for gate in gates), default=1)
+        flat = [np.pad(gate.reshape(len(gate), -1), ((0, slots - len(gate)), (0, 0)), constant_values=OPEN)
+                for gate in gates]  # fmt: skip
+        index = np.concatenate([np.zeros((slots, 0), dtype=np.int64), *flat], 1)
+        index = index[[n == 0 or bool((row != OPEN).any()) for n, row in enumerate(index)]]
+        self.start, self.count = int(index[0, 0]) if index.size else 0, index.shape[1]
+        self.run = len(index) == 1 and self.start >= 0 and bool((np.diff(index[0]) == 1).all())
+        self.has_open = bool((index == OPEN).any())
+        self.lookup = Lookup(index=index)
+
+    def __call__(self, z: torch.Tensor) -> torch.Tensor:
+        """Of gate variables, or samples x gate variables."""
+        if self.run:
+            return z[..., self.start : self.start + self.count]
+        index = self.lookup.at(z.device)["index"]
+        padded = torch.cat([z, z.new_ones(*z.shape[:-1], 1)], -1) if self.has_open else z
+        return padded[..., index[0]] if len(index) == 1 else padded[..., index].prod(-2)
 
 
 class Gate:
@@ -90,24 +105,36 @@ class GateBank(nn.Module):
     log_alpha: nn.Parameter
     hard: torch.Tensor
     is_hard: torch.Tensor
-    choices: torch.Tensor
     places: torch.Tensor | None  # in attention heads; of a state that is loaded they must be the same
 
-    def __init__(
-        self, count: int, table: IdTable, sites: list[Site], choices: torch.Tensor, dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:  # fmt: skip
+    def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.log_alpha = nn.Parameter(torch.full((count,), OPEN_AT, dtype=dtype, device=device))
         self.register_buffer("hard", torch.ones(count, dtype=torch.bool, device=device))
         self.register_buffer("is_hard", torch.zeros((), dtype=torch.bool, device=device))
-        self.register_buffer("choices", choices.to(device), persistent=False)
-        self.table, self.sites = table, sites
         self.law: Gaussian | None = None  # what is drawn instead of hard-concrete gates
         self.noise = "batch"
         self.generator: torch.Generator | None = None
         self.hardened = False  # what is_hard says, without a look at the device
         self.register_load_state_dict_post_hook(_read_is_hard)  # type: ignore[no-untyped-call]
+
+    def connect(self, analysis: Analysis, sites: list[Site]) -> None:
+        """Work out what each site gets."""
+        self.sites = sites
+        self.lookup = Lookup(choices=analysis.guards.choices)
+        kinds = [(site.gate is None, not site.in_norm) for site in sites]
+        order = sorted(range(len(sites)), key=kinds.__getitem__)  # gates in norms, other gates, masks in norms, others
+        self.parts = [[n for n in order if kinds[n] == kind] for kind in itertools.product((False, True), repeat=2)]
+        gates, others, masks, _ = self.parts
+        self.in_norms = [*gates, *masks]  # in the order in which their affine maps are to be given
+        self.of_norms, self.of_others = (
+            Factors([gate for n in part if (gate := sites[n].gate) is not None]) for part in (gates, others)
+        )
+        ids = [np.concatenate([np.zeros(0, dtype=np.int64), *(sites[n].ids.reshape(-1) for n in part)])
+               for part in self.parts]  # fmt: skip
+        self.sizes = [part.size for part in ids]
+        folded = Folded(analysis.channels.table, analysis.variables, analysis.sure)
+        self.masked, self.living = (Circuit(folded, np.concatenate(part)) for part in (ids[2:], ids))
 
     def harden(self, opened: torch.Tensor) -> None:
         """Fix the masks."""
@@ -125,11 +152,18 @@ class GateBank(nn.Module):
         self.is_hard.fill_(False)
         self.hardened = False
 
+    @property
+    def choices(self) -> torch.Tensor:
+        return self.lookup.at(self.log_alpha.device)["choices"]
+
+    def best(self) -> torch.Tensor:
+        """Of each choice, the gate that stays open whatever its variable says."""
+        scores, choices = self.scores().detach(), self.choices
+        return choices.gather(1, scores[choices].argmax(1, keepdim=True)).reshape(-1)
+
     def kept(self) -> torch.Tensor:
-        """The gates that stay open whatever their variables say: the best of each choice."""
-        scores = self.scores().detach()
-        best = self.choices.gather(1, scores[self.choices].argmax(1, keepdim=True)).reshape(-1)
-        return torch.zeros_like(scores, dtype=torch.bool).index_fill(0, best, True)
+        """Which gates these are."""
+        return torch.zeros_like(self.hard).index_fill(0, self.best(), True)
 
     def opened(self) -> torch.Tensor:
         """Which gates are open without noise."""
@@ -148,25 +182,41 @@ class GateBank(nn.Module):
         kept = self.kept()
         if self.law is None:
             value = mean_gate(_clamped(self.log_alpha, kept))
-            again = torch.where(value == 0, REOPENED, value)
+            little: Any = REOPENED
         else:
-            value = self.law.mean()
-            again = torch.where(value == 0, self.law.little(), value)
-            value = torch.where(kept, again, value)
-        return torch.where(self.hard, again, 0.0) if self.hardened else value
+            value, little = self.law.mean(), self.law.little()
+            value = torch.where(kept & (value == 0), little, value)
+        return torch.where(self.hard, torch.where(value == 0, little, value), 0.0) if self.hardened else value
 
-    def forward(self, batch: torch.Tensor | None = None) -> list[torch.Tensor]:
-        if self.training and not self.hardened:
-            return self._sampled(self._draw(batch.shape[0] if self.noise == "sample" and batch is not None else None))
-        values = self.values()
-        alive = self.table.alive((values.detach() != 0).to(values.dtype))
-        padded = torch.cat([values, values.new_ones(1)])
-        return [
-            (alive[site.ids] * padded[site.gate].prod(0)).reshape(site.shape)
-            if site.gate is not None
-            else alive[site.ids] > 0
-            for site in self.sites
-        ]
+    def forward(self, batch: torch.Tensor | None = None, affine: Sequence[torch.Tensor] = ()) -> list[Any]:
+        """What every site gets. ``affine``: weights and then biases of the batch norms with a gate or mask, in the
+        order of ``in_norms``; multiplied all at once, they are handed on beside it."""
+        noisy = self.training and not self.hardened
+        count = batch.shape[0] if noisy and self.noise == "sample" and batch is not None else None
+        z = self._draw(count) if noisy else self.values()
+        opened = z.detach() != 0
+        norms, others = self.of_norms(z), self.of_others(z)
+        if noisy:
+            masks = self.masked(opened if z.ndim == 1 else opened.any(0)).split(self.sizes[2:])
+        else:
+            own, other, *masks = self.living(opened).split(self.sizes)
+            norms, others = norms * own, others * other
+        found: list[Any] = [None] * len(self.sites)
+        for numbers, values in zip(self.parts, (norms, others, masks[0].to(z.dtype), masks[1]), strict=True):
+            sizes = [self.sites[n].ids.size for n in numbers]
+            for number, value in zip(numbers, values.split(sizes, -1), strict=True):
+                found[number] = self._shaped(self.sites[number], value)
+        if z.ndim == 1 and affine and len({part.dtype for part in affine}) == 1:
+            factors = torch.cat([norms, masks[0].to(z.dtype)]).to(affine[0].dtype)
+            taken = (torch.cat(list(affine)).reshape(2, -1) * factors).reshape(-1).split([len(part) for part in affine])
+            for place, number in enumerate(self.in_norms):
+                found[number] = (found[number], taken[place], taken[place + len(self.in_norms)])
+        return found
+
+    def _shaped(self, site: Site, value: torch.Tensor) -> torch.Tensor:
+        if value.ndim == 1:
+            return value.reshape(site.shape)
+        return value.reshape(-1, *site.ids.shape[1:]) if site.samples else value[0].reshape(site.ids.shape)
 
     def _draw(self, count: int | None) -> torch.Tensor:
         """Gates with noise; a kept one that is drawn shut has its mean value instead."""
@@ -174,26 +224,14 @@ class GateBank(nn.Module):
             return self.law.sample(count, self.generator)  # never exactly zero
         if not self.choices.numel():
             return sampled_gate(self.log_alpha, count, self.generator)
-        kept = self.kept()
-        log_alpha = _clamped(self.log_alpha, kept)
-        z = sampled_gate(log_alpha, count, self.generator)
-        return torch.where(kept & (z == 0), mean_gate(log_alpha), z)
-
-    def _sampled(self, z: torch.Tensor) -> list[torch.Tensor]:
-        """``z``: gate variables, or samples x gate variables."""
-        masks = any(site.gate is None for site in self.sites)
-        drawn = (z.detach() != 0).to(z.dtype)
-        alive = self.table.alive(drawn if z.ndim == 1 else drawn.amax(0)) if masks else z
-        padded = torch.cat([z, z.new_ones(*z.shape[:-1], 1)], -1) if any(site.has_open for site in self.sites) else z
-
-        def factor(site: Site, gate: torch.Tensor) -> torch.Tensor:
-            run = slice(site.start, site.start + gate.numel())
-            own = z[..., run] if site.start >= 0 else padded[..., gate.flatten(1)].prod(-2)
-            if z.ndim == 1:
-                return own.reshape(site.shape)
-            return own.reshape(-1, *site.ids.shape[1:]) if site.samples else own[0].reshape(site.ids.shape)
-
-        return [factor(site, site.gate) if site.gate is not None else alive[site.ids] > 0 for site in self.sites]
+        place, best = self.log_alpha.detach(), self.best()
+        drawn = place + _noise(place, count, self.generator)
+        before = place[best]
+        lifted = before.clamp(min=KEPT_AT)
+        there = drawn[..., best] + (lifted - before)
+        shut = CLOSED_AT + 16 * torch.finfo(place.dtype).eps  # near that a value may be rounded to zero
+        drawn[..., best] = torch.where(there > shut, there, lifted)
+        return mean_gate(drawn + (self.log_alpha - place))  # felt wherever they are
 
 
 class Gaussian(nn.Module):
@@ -223,8 +261,11 @@ class Gaussian(nn.Module):
 
 def _read_is_hard(bank: nn.Module, _: Any) -> None:
     assert isinstance(bank, GateBank)
-    if not bank.is_hard.is_meta:
-        bank.hardened = bool(bank.is_hard)
+    if bank.is_hard.is_meta:
+        return
+    bank.hardened = bool(bank.is_hard)
+    if bank.hardened and bank.choices.numel():  # of another version, whose guards may have been others
+        bank.hard[bank.best()[~bank.hard[bank.choices].any(1)]] = True
 
 
 def _clamped(log_alpha: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -235,10 +276,12 @@ def _clamped(log_alpha: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 
 def sampled_gate(log_alpha: torch.Tensor, count: int | None, generator: torch.Generator | None) -> torch.Tensor:
     """Draws of the hard-concrete distribution: one per gate, or ``count`` of them."""
-    shape = log_alpha.shape if count is None else (count, *log_alpha.shape)
-    uniform = torch.rand(shape, generator=generator, dtype=log_alpha.dtype, device=log_alpha.device)
-    noise = torch.logit(uniform, eps=1e-6)
-    return (torch.sigmoid((noise + log_alpha) / BETA) * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
+    return mean_gate(_noise(log_alpha, count, generator) + log_alpha)
+
+
+def _noise(like: torch.Tensor, count: int | None, generator: torch.Generator | None) -> torch.Tensor:
+    shape = like.shape if count is None else (count, *like.shape)
+    return torch.logit(torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device), eps=1e-6)
 
 
 def probability(log_alpha: torch.Tensor) -> torch.Tensor:
@@ -253,21 +296,25 @@ def probability(log_alpha: torch.Tensor) -> torch.Tensor:
 class _Gated:
     """A batch norm that takes a gate into its affine map: one multiply of vectors instead of one of feature maps."""
 
-    def forward(self: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        if gate.ndim > 1:  # one per sample
-            scaled: torch.Tensor = super().forward(x) * gate.to(x.dtype)  # type: ignore[misc]
+    def forward(self: Any, x: torch.Tensor, factor: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """``factor``: the gate, or with it the weight and bias that it is multiplied with already."""
+        if not isinstance(factor, torch.Tensor):
+            gate, weight, bias = factor
+        elif factor.ndim > 1:  # one per sample
+            scaled: torch.Tensor = super().forward(x) * factor.to(x.dtype)  # type: ignore[misc]
             return scaled
-        weight, bias = self._parameters["weight"], self._parameters["bias"]
+        else:
+            gate = factor
+            weight, bias = (self._parameters[name] * gate.to(self.weight.dtype) for name in ("weight", "bias"))
         self._check_input_dim(x)
         statistics = self.training or self.running_mean is None
-        factor = 0.0 if self.momentum is None else self.momentum
+        momentum = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats:
             self.num_batches_tracked.add_(1)
-            factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else factor
+            momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else momentum
         track = not self.training or self.track_running_stats
         mean, variance = (self.running_mean, self.running_var) if track else (None, None)
-        gate = gate.to(weight.dtype)
-        y = nn.functional.batch_norm(x, mean, variance, weight * gate, bias * gate, statistics, factor, self.eps)
+        y = nn.functional.batch_norm(x, mean, variance, weight, bias, statistics, momentum, self.eps)
         # In training a channel that is not finite spoils all gradients anyway: there the zeros need no second pass.
         return y if self.training else apply_mask(y, (gate != 0).reshape(-1, *(1,) * (y.ndim - 2)))
 

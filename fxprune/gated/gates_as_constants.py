@@ -42,7 +42,11 @@ def frozen(wrapped: fx.GraphModule) -> fx.GraphModule:
             held.register_buffer(_name(x), constants[number].clone())
             _put_constant(net.graph, site, x, mixed=len(floats) > 1)
         net.graph.erase_node(taken)
+    read = called.all_input_nodes
     net.graph.erase_node(called)
+    for affine in read:
+        if affine.op == "get_attr" and not affine.users:
+            net.graph.erase_node(affine)
     net.graph.lint()
     net.recompile()
     computed = [t for m in net.modules() for t in vars(m).values() if isinstance(t, torch.Tensor) and not t.is_leaf]

@@ -7,7 +7,6 @@ import itertools
 import operator
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,13 +35,13 @@ def find_sites(analysis: Analysis) -> list[tuple[fx.Node, Site]]:
         gate = gate_of[:, mixer.ids.reshape(flow.ids.shape)]  # what flows on may hang on more than its gate
         if (gate != OPEN).any():
             samples = node.meta["value"].shape[0] == batch and flow.ids.shape[0] == 1
-            sites[node] = Site(torch.from_numpy(flow.ids), torch.from_numpy(gate), samples=samples)
+            sites[node] = Site(flow.ids, gate, samples=samples)
         elif mortal[flow.ids].any():
-            sites[node] = Site(torch.from_numpy(flow.ids), None)
+            sites[node] = Site(flow.ids, None)
     for node in channels.masks:
         flow = channels.flows[node]
         if isinstance(flow, Flow) and mortal[flow.ids].any() and node not in sites:
-            sites[node] = Site(torch.from_numpy(flow.ids), None)
+            sites[node] = Site(flow.ids, None)
     return [(node, sites[node]) for node in channels.trace.graph.nodes if node in sites]
 
 
@@ -56,9 +55,9 @@ def _gate_of(channels: Channels) -> Ids:
 
 
 def _mortal(analysis: Analysis) -> Bools:
-    """Ids that some mask can kill."""
-    closed = torch.zeros(analysis.variables, dtype=torch.float64, device="cpu")
-    mortal: Bools = analysis.channels.table.alive(closed).numpy() == 0
+    """Ids that some mask can kill, but none that the guards hold."""
+    closed = np.zeros((analysis.variables, 1), dtype=bool)
+    mortal: Bools = ~analysis.costs.logic.alive(closed)[:, 0] & ~analysis.sure.alive
     return mortal
 
 
@@ -81,21 +80,23 @@ def insert_gates(model: nn.Module, analysis: Analysis) -> GatedGraph:
     trace = analysis.channels.trace
     in_place = [name for name, module in model.named_modules() if getattr(module, "inplace", False) is True]
     root, graph = real_root(trace, model), copy.deepcopy(trace.graph)
-    sites = find_sites(analysis)
-    root.add_module(BANK, _bank_for(model, analysis, [site for _, site in sites]))
-    nodes = {node.name: node for node in graph.nodes}
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
-    bank, norms = _call_bank(graph), []
+    sites = find_sites(analysis)
+    for node, site in sites:
+        once = node.op == "call_module" and calls[node.target] == 1
+        site.in_norm = once and _takes(root.get_submodule(str(node.target)), site)
+    made = _bank_for(model, analysis, [site for _, site in sites])
+    root.add_module(BANK, made)
+    nodes = {node.name: node for node in graph.nodes}
+    norms = [str(sites[number][0].target) for number in made.in_norms]
+    bank = _call_bank(graph, norms)
     for number, (original, site) in enumerate(sites):
         node = nodes[original.name]
         with graph.inserting_after(node):
             factor = graph.call_function(operator.getitem, (bank, number))
-        norm: Any = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if site.gate is not None and type(norm) in GATED and norm.affine and calls[node.target] == 1:
+        if site.in_norm:
             node.prepend(factor)
             node.args = (node.args[0], factor)
-            site.in_norm = True
-            norms.append(str(node.target))
             continue
         with graph.inserting_after(factor):
             gated = graph.call_function(apply_gate if site.gate is not None else apply_mask, (node, factor))
@@ -104,22 +105,30 @@ def insert_gates(model: nn.Module, analysis: Analysis) -> GatedGraph:
     return GatedGraph(root, graph, type(model).__name__, norms, in_place)
 
 
-def _bank_for(model: nn.Module, analysis: Analysis, sites: list[Site]) -> nn.Module:
+def _takes(norm: nn.Module, site: Site) -> bool:
+    """Whether it is a batch norm over the channels of the site."""
+    weight, channels = norm._parameters.get("weight"), site.ids.shape[1:2]
+    return type(norm) in GATED and weight is not None and channels == weight.shape == (site.ids.size,)
+
+
+def _bank_for(model: nn.Module, analysis: Analysis, sites: list[Site]) -> GateBank:
     tensors = itertools.chain(model.parameters(), model.buffers())
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
-    choices = torch.from_numpy(analysis.guards.choices)
-    bank = GateBank(analysis.variables, analysis.channels.table, sites, choices, like.dtype, like.device)
+    bank = GateBank(analysis.variables, like.dtype, like.device)
+    bank.connect(analysis, sites)
     places = [place for rows in analysis.places.values() for place in rows]
     bank.register_buffer("places", torch.tensor(places, device=like.device) if places else None)
     return bank.train(model.training)
 
 
-def _call_bank(graph: fx.Graph) -> fx.Node:
-    """Before everything else, with the first input, which knows how many samples there are; and check the inputs."""
+def _call_bank(graph: fx.Graph, norms: list[str]) -> fx.Node:
+    """Before everything else, with the first input, which knows how many samples there are, and the affine maps that
+    take gates in; and check the inputs."""
     given = [node for node in graph.nodes if node.op == "placeholder"]
     inputs = [node for node in given if isinstance(node.meta.get("value"), torch.Tensor)]
     with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
-        bank = graph.call_module(BANK, tuple(inputs[:1]))
+        affine = [graph.get_attr(f"{name}.{part}") for part in ("weight", "bias") for name in norms]
+        bank = graph.call_module(BANK, (inputs[0] if inputs else None, affine))
         for node in inputs:
             rank = graph.call_method("dim", (node,))
             same = graph.call_function(operator.eq, (rank, node.meta["value"].ndim))

@@ -150,6 +150,7 @@ class Pressure(nn.Module):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64, device=start.device))
         self.register_buffer("prices", self.progress.new_full((len(target.limits),), self.steering.price))
         self.register_load_state_dict_pre_hook(_name)  # type: ignore[no-untyped-call]
+        self._counted: tuple[CostModel, Bools, Cost] | None = None  # the last net that was, and what it costs
         self._channels: dict[str, float] = {}  # what the cheapest channel costs, where that was asked for
         self._seen_by: Any = None  # the parameter that has our hook, by a weak reference
 
@@ -196,10 +197,13 @@ class Pressure(nn.Module):
         self.seen.zero_()
         self.progress.fill_(progress)
         self.passes.zero_(), self.pushed.zero_()
-        if not bool(torch.isfinite(gradient).all()):
+        alive = gates > CLOSED_AT
+        felt = torch.where(alive, gradient - self.push if pushed else gradient, 0.0)
+        about = (torch.isfinite(gradient).all(), felt.square().sum(), alive.sum())
+        finite, squares, number = torch.stack([each.double() for each in about]).tolist()  # and here once more
+        if not finite:
             return
-        data = (gradient - self.push if pushed else gradient)[gates > CLOSED_AT]
-        size = float(data.square().mean().sqrt()) if data.numel() else 0.0
+        size = math.sqrt(squares / number) if number else 0.0
         steps += 1
         beta = min(BETA_1, math.exp(-passed / MEMORY))
         self.mean.lerp_(gradient, 1 - beta)
@@ -246,9 +250,12 @@ class Pressure(nn.Module):
         return self._channels[name]
 
     def _cost(self, log_alpha: Floats) -> list[float]:
+        """What the net costs whose gates stand there. From one step to the next that is often the same net."""
         network = self.network()
-        cost = network.costs.exact(network.guards.hold(log_alpha > CLOSED_AT, log_alpha))
-        return [cost[name] for name, _ in self.target.limits]
+        costs, opened = network.costs, network.guards.hold(log_alpha > CLOSED_AT, log_alpha)
+        if self._counted is None or self._counted[0] is not costs or not np.array_equal(self._counted[1], opened):
+            self._counted = costs, opened, costs.exact(opened)
+        return [self._counted[2][name] for name, _ in self.target.limits]
 
     def loss(self) -> torch.Tensor:
         """λ f L_S / V_F, summed over the limits; its gradient presses on the gates."""
@@ -259,38 +266,47 @@ class Pressure(nn.Module):
                 fix="write net.bank.log_alpha.requires_grad_(True) after freezing what you meant to freeze",
             )
         self._watch(gates)
-        steering = self.steering
+        steering, limits = self.steering, len(self.target.limits)
+        # All that is wanted of the device comes here at once, and goes back at once: between them nothing waits.
         numbers = torch.stack((self.progress, self.asked_at, self.steps, self.scale))
-        progress, last, steps, scale, *prices = torch.cat((numbers, self.prices)).tolist()
-        if steps % REFRESH == 0 or not bool(self.weights.any()):
-            self._weigh()
-        place = gates.detach()
-        p, alive = probability(place), place > CLOSED_AT
-        heading = (place + self.speed * min(steering.ahead, 1 - progress)).double().cpu().numpy()
-        push, total = torch.zeros_like(place), place.new_zeros(())
+        parts = (numbers, self.prices, gates.detach(), self.speed, self.weights.reshape(-1))
+        host = torch.cat([part.to(numbers) for part in parts]).cpu().numpy()
+        (progress, last, steps, scale), prices, place, speed, weights = np.split(
+            host, np.cumsum([4, limits, gates.numel(), gates.numel()])
+        )
+        weights = weights.reshape(limits, -1)
+        p, alive = probability(torch.from_numpy(place)).numpy(), place > CLOSED_AT
+        if steps % REFRESH == 0 or not weights.any():
+            weights = self._weigh(p)
+        heading = place + speed * min(steering.ahead, 1 - progress)
+        push, total = np.zeros_like(place), 0.0
         budgets = self.budgets(min(progress + steering.ahead, 1.0))
         for number, (cost, b) in enumerate(zip(self._cost(heading), budgets, strict=True)):
             error = min(max((cost - b) / b, -0.5), 0.5)
             rise = math.exp(steering.gain * error * max(progress - last, 0))
             prices[number] = min(max(prices[number] * rise, 1e-4), 1e3)
-            slope = self.weights[number] * p * (1 - p)
-            size = float(slope[alive].square().mean().sqrt()) if bool(alive.any()) else 0.0
+            slope = weights[number] * p * (1 - p)
+            size = float(np.sqrt(np.square(slope[alive]).mean())) if alive.any() else 0.0
             f = barrier(cost, *self._interval(number, b), steering.ceiling)
             force = min(2 * prices[number] * f, steering.ceiling)
             if steering.scaled:
                 force = force * scale / size if size > 0 else 0.0
             push += force * slope
-            total += force * (self.weights[number] * p).sum()
-        self.asked_at.fill_(progress)
-        self.prices.copy_(torch.tensor(prices, dtype=self.prices.dtype))
-        return _Press.apply(gates, push, total, self)  # type: ignore[no-any-return, no-untyped-call]
+            total += force * (weights[number] * p).sum()
+        back = torch.from_numpy(np.concatenate([[progress, total], prices, push])).to(gates.device)
+        self.asked_at.copy_(back[0])
+        self.prices.copy_(back[2 : 2 + limits])
+        back = back.to(gates.dtype)
+        return _Press.apply(gates, back[2 + limits :], back[1], self)  # type: ignore[no-any-return, no-untyped-call]
 
-    def _weigh(self) -> None:
+    def _weigh(self, p: Floats) -> Floats:
         """What another bit of each gate costs, in the expectation over all gates: the gradient of L_S / V_F."""
-        network = self.network()
-        p, names = probability(self.bank.log_alpha.detach()).double().cpu(), [name for name, _ in self.target.limits]
-        for number, (name, slope) in enumerate(zip(names, network.costs.slopes(p, names), strict=True)):
-            self.weights[number] = (slope / network.full_cost[name]).to(self.weights)
+        network, names = self.network(), [name for name, _ in self.target.limits]
+        slopes = network.costs.slopes(torch.from_numpy(p), names)
+        weights = torch.stack([slope / network.full_cost[name] for name, slope in zip(names, slopes, strict=True)])
+        self.weights.copy_(weights)
+        found: Floats = weights.numpy()
+        return found
 
 
 def _name(pressure: Pressure, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -312,5 +328,5 @@ class _Press(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, asked: torch.Tensor) -> Any:
         ctx.pressure.push.copy_(ctx.push)
-        ctx.pressure.pushed.add_(float(asked))
+        ctx.pressure.pushed.add_(asked)
         return ctx.push * asked, None, None, None

@@ -120,10 +120,10 @@ class Wrapped(fx.GraphModule):
         self._analyse = partial(self._analyse, places=rows)
         seen = self._analyse(model, None if self.options["guessed"] else _example(model, *example))
         self._analysis = timed_by(seen, self._analysis.costs.latency)
-        self.bank.table = self._analysis.channels.table
-        self.bank.choices = torch.from_numpy(self._analysis.guards.choices).to(self.bank.choices)
-        for site, (_, placed) in zip(self.bank.sites, find_sites(self._analysis), strict=True):
-            site.gate, site.start = placed.gate, placed.start
+        placed = [site for _, site in find_sites(self._analysis)]
+        for site, before in zip(placed, self.bank.sites, strict=True):
+            site.in_norm = before.in_norm
+        self.bank.connect(self._analysis, placed)
 
     def _know_time(self) -> None:
         """Measure what the network takes on this machine, unless that is known."""

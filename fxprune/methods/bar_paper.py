@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fxprune.cost.model import LATENCY
 from fxprune.errors import check_choice, check_number, check_switch
 from fxprune.gated.bank import CLOSED_AT, probability
 from fxprune.gated.barrier import HARDNESS, barrier, fixed_end, sizes, sliding, smallest
@@ -88,10 +87,7 @@ class BarPaper(Method):
         if name == VOLUME:
             return (chances * self.areas).sum()
         costs = self.net.analysis.costs
-        present = costs.physical(chances.double().cpu())
-        expected: torch.Tensor
-        expected = costs.latency.smooth(present) if name == LATENCY and costs.latency else costs.of_ids(present)[name]
-        return expected.to(chances)
+        return costs.pressing(costs.physical(chances))(name).to(chances)
 
     def decide(self) -> None:
         """Gates with values above 0 stay open; a net that is over its budget is cut further."""

@@ -67,7 +67,7 @@ def revived(
 ) -> dict[fx.Node, Bools]:
     """Where the gated net masks a dead channel that this network computes, and no closed gate makes it zero."""
     channels = analysis.channels
-    dead = present & (channels.table.alive(torch.from_numpy(opened).double()).numpy() == 0)
+    dead = present & ~analysis.costs.logic.alive(opened[:, None])[:, 0]
     if not dead.any():
         return {}
     layer_at = {channels.anchors.get(mixer.node, mixer.node): mixer.name for mixer in channels.mixers}

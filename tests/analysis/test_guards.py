@@ -138,7 +138,7 @@ def test_the_output_depends_on_the_input(name: str, mode: str) -> None:
 @pytest.fixture
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guards, "hold", lambda self, opened, scores: opened)
-    monkeypatch.setattr(GateBank, "kept", lambda self: torch.zeros_like(self.hard))
+    monkeypatch.setattr(GateBank, "best", lambda self: torch.zeros(0, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("name", ["resnet", "chain", "inception", "shufflenet_v2", "convnext"])

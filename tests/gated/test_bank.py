@@ -13,6 +13,7 @@ from torch import nn
 
 import fxprune
 from fxprune.gated.bank import BETA, CLOSED_AT, GAMMA, ZETA, gated_norm, mean_gate, probability, sampled_gate
+from fxprune.gated.names import BANK
 from tests.models import ZOO
 
 
@@ -122,6 +123,17 @@ def test_gates_get_gradients_from_the_data() -> None:
         wrapped.bank.log_alpha.fill_(0.0)
     wrapped(*example).square().sum().backward()
     assert bool((wrapped.bank.log_alpha.grad != 0).float().mean() > 0.5)
+
+
+def test_masks_that_are_loaded_hold_the_guards() -> None:
+    """Those of a version with other guards may not, and the forward pass takes for granted what guards keep."""
+    model, example, _ = ZOO["resnet"]()
+    wrapped = fxprune.wrap(model, 0.5, example_inputs=example).set_masks({})
+    state = wrapped.state_dict()
+    state[f"{BANK}.hard"] = torch.zeros_like(wrapped.bank.hard)
+    wrapped.load_state_dict(state)
+    assert wrapped.analysis.guards.held(wrapped.masks())
+    torch.testing.assert_close(fxprune.export(wrapped)(*example), wrapped(*example))
 
 
 def test_original_checkpoints_still_load() -> None:

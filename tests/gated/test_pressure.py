@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import fxprune
 from fxprune.errors import OptionError
+from fxprune.gated.bank import CLOSED_AT
 from fxprune.gated.wrapped import Wrapped
 from tests.gated.two_stages import Net, X, Y, wrapped_net
 
@@ -68,6 +69,15 @@ def test_the_budget_is_followed(name: str) -> None:
     assert bool(torch.isfinite(net.bank.log_alpha).all())
 
 
+def test_the_cost_is_counted_again_where_the_mask_changes() -> None:
+    net = wrapped_net(1 / 4)
+    for closed in (0, 1, 1, 5, 0):
+        gates = net.bank.log_alpha.detach().clone().double().numpy()
+        gates[:closed] = -3.0
+        (cost,) = net.pressure._cost(gates)
+        assert cost == net.analysis.costs.exact(net.analysis.guards.hold(gates > CLOSED_AT, gates)).volume
+
+
 def test_noise_per_sample() -> None:
     net = wrapped_net(1 / 4, noise="sample")
     check(net, train(net, OPTIMIZERS["adam"](net)))
@@ -96,7 +106,7 @@ def test_compiled_gates_move_as_others_do() -> None:
 
 def test_a_moving_average_is_exported() -> None:
     net = wrapped_net(1 / 4)
-    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     train(net, OPTIMIZERS["adam"](net), after=lambda: average.update_parameters(net))
     followed = average.module
     assert isinstance(followed, Wrapped) and not torch.equal(followed.bank.log_alpha, net.bank.log_alpha)

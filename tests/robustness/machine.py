@@ -328,6 +328,7 @@ class DeadAreZero(fx.Interpreter):
         gated = n.op == "call_module" and isinstance(self.module.get_submodule(str(n.target)), tuple(GATED.values()))
         if gated or (n.op == "call_function" and n.target in (apply_gate, apply_mask)):
             factor = self.fetch_args_kwargs_from_env(n)[0][1]
+            factor = factor[0] if isinstance(factor, tuple) else factor  # beside the affine map that took it in
             shape = [1, -1] + [1] * (result.ndim - 2) if factor.ndim == 1 else list(factor.shape)
             closed = (factor.reshape(shape) == 0).expand_as(result)
             assert bool((result[closed] == 0).all()), f"{n.name}: a dead channel is not zero"
