@@ -328,6 +328,8 @@ def _scores(op: Op, slim: Slim, left: fx.Node, right: fx.Node) -> Piece | None:
     one, other = (slim.flow(node) for node in (left, right))
     if one is None or other is None or slim.laid_out(left) is None or slim.laid_out(right) is None:
         return None
+    if min(one.ids.ndim, other.ids.ndim) < 2 or one.ids.shape[-2] > 1 or other.ids.shape[-1] > 1:
+        return None  # they differ along an axis that no sum runs over
     met = meeting(slim, one.ids, np.swapaxes(other.ids, -1, -2))
     if met is None or met.outer >= op.out.ndim - 2:
         return None

@@ -66,6 +66,19 @@ def attention_between_channels() -> nn.Module:
 
 
 @net()
+class products_of_two_widths(nn.Module):
+    """Bilinear pooling: one map's channels lie along the rows, those of another one, fewer, along the columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 6, 1), nn.Conv2d(8, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = self.one(x).flatten(2), self.other(x).flatten(2)
+        return self.head((one @ other.mT / 40).unsqueeze(-1))
+
+
+@net()
 class stacked_calls(nn.Module):
     """More calls of one layer than it has channels, beside each other, and an op that makes something of zeros."""
 
