@@ -172,6 +172,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=2, help="processes at once, a thread each")
+    parser.add_argument("--nets", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--out", type=Path, default=RESULT, help="without suffix: .json and .md are written")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -179,16 +180,17 @@ def main() -> None:
         print(json.dumps(one(*options.one.split(","))))
         return
 
-    cases = [(name, without) for name in CASES for without in WITHOUT if name == SMALL or not without]
+    cases = [(name, without) for name in options.nets for without in WITHOUT if name == SMALL or not without]
     keys = [f"{name},{without},{optimizer}" for (name, without), optimizer in itertools.product(cases, OPTIMIZERS)]
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = pool.map(lambda key: in_a_process(__file__, "--one", key), keys)
         rows = [row for several in track(runs, "runs", total=len(keys)) for row in several]
+    asked = "" if options.nets == list(CASES) else " --nets " + " ".join(options.nets)
     table = Table(*HEADER)
     for row in rows:
         table.add_row(*cells(row))
     Console().print(table)
-    lines = ["# How training follows the sliding budget", "", "`python benchmarks/follow.py`", ""]
+    lines = ["# How training follows the sliding budget", "", f"`python benchmarks/follow.py{asked}`", ""]
     lines += ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
     lines += ["", "Nothing is tuned. V is read at every 5 % of the steps, before `harden`. *pruned*: hardened,",
