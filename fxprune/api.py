@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,7 @@ def export(
     if verify:
         with comparing():
             exact = in_float64(copy.deepcopy(wrapped))  # where only rounding is left to differ
-            compiled = in_float64(compile_slim(uncut(exact), present)[0])
+            compiled = in_float64(compile_slim(replace(uncut(exact), double=True), present)[0])
             if fuse:
                 fuse_batch_norms(compiled)
             error, batches = verify_slim(exact, compiled, *channels.trace.example)

@@ -343,9 +343,22 @@ def _aligned(op: Op, slim: Slim, tensors: Any, axis: int, join: Any, new: int | 
             continue
         spread = _spread_constant(node, slim, own, positions)
         parts.append(spread or (None if slim.piece(node) is None else slim.fetch(node, own, positions)))
-    living = next(part for part in parts if part is not None)
-    parts = [slim.graph.call_function(torch.zeros_like, (living,)) if part is None else part for part in parts]
+    source, living = next((node, part) for node, part in zip(tensors, parts, strict=True) if part is not None)
+    parts = [_zeros_beside(slim, node, source, living, own) if part is None else part
+             for node, part in zip(tensors, parts, strict=True)]  # fmt: skip
     return Piece(join(parts), axis, positions)
+
+
+def _zeros_beside(slim: Slim, node: fx.Node, source: fx.Node, living: fx.Node, channels: int) -> fx.Node:
+    """Zeros for a part of which nothing is read, with the channels of a living part and sizes of its own."""
+    own, theirs = node.meta["value"].shape, source.meta["value"].shape
+    if all(size == other for axis, (size, other) in enumerate(zip(own, theirs, strict=True)) if axis != channels):
+        return slim.graph.call_function(torch.zeros_like, (living,))
+    sizes = [
+        slim.graph.call_method("size", (living, axis)) if axis == channels or size == theirs[axis] else int(size)
+        for axis, size in enumerate(own)
+    ]
+    return slim.graph.call_method("new_zeros", (living, sizes))
 
 
 def _spread_constant(node: fx.Node, slim: Slim, axis: int, positions: Ids) -> fx.Node | None:

@@ -208,6 +208,8 @@ class Slim(Writer):
         present: Bools,
         gate_values: dict[str, torch.Tensor],
         rank: dict[str, Ids],
+        *,
+        double: bool = False,
     ) -> None:
         super().__init__(model)
         self.channels, self.present = channels, present
@@ -215,7 +217,7 @@ class Slim(Writer):
         self.pieces: dict[fx.Node, Any] = {}
         self.completed: dict[fx.Node, Piece] = {}  # grids, with zeros for what they lack
         self.values: dict[fx.Node, Any] = {}  # sizes and numbers: plain, or nodes, or tuples of both
-        self.constants = Values(channels.trace.root, model, torch.device("cpu"))
+        self.constants = Values(channels.trace.root, model, torch.device("cpu"), double=double)
         self.grads: dict[fx.Node, bool | None] = {}
         self.of_heads = channels.of_heads
         self.joins: dict[str, str] = {}  # op of the original -> how it is written here

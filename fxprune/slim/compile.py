@@ -33,6 +33,7 @@ class Uncut:
     opened: Bools  # per gate variable
     gate_values: dict[str, torch.Tensor]  # per gated layer, the factor of each of its channels
     in_place: Collection[str]  # modules that write in place in the original
+    double: bool = False  # to be compared in double precision, as are the constants that it computes
 
 
 def compile_slim(net: Uncut, present: Bools) -> tuple[fx.GraphModule, dict[str, str]]:
@@ -51,7 +52,8 @@ def compile_slim(net: Uncut, present: Bools) -> tuple[fx.GraphModule, dict[str, 
 def _written(net: Uncut, present: Bools) -> Slim:
     """Every op with the channels that are left of it, and with zeros where the gated net has zeros."""
     channels = net.analysis.channels
-    slim = Slim(channels, net.model, present, net.gate_values, channel_order(channels, present))
+    order = channel_order(channels, present)
+    slim = Slim(channels, net.model, present, net.gate_values, order, double=net.double)
     masked, coming_to_life = set(channels.masked), revived(net.analysis, present, net.opened, net.gate_values)
     for node in channels.trace.graph.nodes:
         before = len(slim.graph.nodes)

@@ -15,11 +15,10 @@ from fxprune.errors import ExportError, FxPruneError, TraceError, first_line
 from fxprune.modules import evaluating
 from fxprune.torch_private import map_tensors, tree_map
 from fxprune.trace.tracer import has_hooks
+from fxprune.trace.values import in_double
 
 Net = TypeVar("Net", bound=fx.GraphModule)
 Example = tuple[tuple[Any, ...], dict[str, Any]]
-_DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
-           torch.complex64: torch.complex128}  # fmt: skip
 TOLERANCE = 1e-9  # in float64: max|difference| / max|output|
 
 
@@ -42,12 +41,9 @@ def in_float64(net: Net) -> Net:
     map_tensors(net, _in_double)
     changed = False
     for node in net.graph.nodes:
-        if node.op == "call_method" and node.target in ("float", "half", "bfloat16"):
-            node.target, changed = "double", True
-        given: Any = (node.args, node.kwargs)
-        wide = fx.node.map_aggregate(given, _doubled)
-        if wide != given:
-            (node.args, node.kwargs), changed = wide, True
+        wide = in_double(node)
+        if wide != (node.target, node.args, node.kwargs):
+            (node.target, node.args, node.kwargs), changed = wide, True
     if changed:
         net.recompile()
     return net
@@ -55,10 +51,6 @@ def in_float64(net: Net) -> Net:
 
 def _in_double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double() if _is_float(tensor) else tensor
-
-
-def _doubled(argument: Any) -> Any:
-    return _DOUBLE.get(argument, argument) if isinstance(argument, torch.dtype) else argument
 
 
 def verify(

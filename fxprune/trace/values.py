@@ -22,6 +22,19 @@ _SAME_TENSOR: tuple[type[nn.Module], ...] = (
     nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
 )  # fmt: skip
 RANDOM = (torch.rand, torch.randint, torch.randn, torch.randperm)
+_DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
+           torch.complex64: torch.complex128}  # fmt: skip
+
+
+def in_double(node: fx.Node) -> tuple[Any, Any, Any]:
+    """What the node calls, and with what, where everything is computed in double precision."""
+
+    def wide(argument: Any) -> Any:
+        return _DOUBLE.get(argument, argument) if isinstance(argument, torch.dtype) else argument
+
+    casts = node.op == "call_method" and node.target in ("float", "half", "bfloat16")
+    args: Any = fx.node.map_aggregate((node.args, node.kwargs), wide)
+    return ("double" if casts else node.target), *args
 
 
 def to_meta(tree: Any) -> Any:
@@ -37,10 +50,11 @@ def _made_up(tree: Any) -> Any:
 
 
 class Values:
-    """Evaluates nodes one by one; ``real`` is the user's model, used only where the meta device cannot answer."""
+    """Evaluates nodes one by one; ``real`` is the user's model, used only where the meta device cannot answer.
+    ``double``: constants are asked for as they are in double precision."""
 
-    def __init__(self, root: nn.Module, real: nn.Module, device: torch.device) -> None:
-        self.root, self.real, self.device = root, real, device
+    def __init__(self, root: nn.Module, real: nn.Module, device: torch.device, *, double: bool = False) -> None:
+        self.root, self.real, self.device, self.double = root, real, device, double
         self.modules = dict(root.named_modules())
         self.copies: dict[str, nn.Module] = {}
         self.constants: dict[fx.Node, Any] = {}
@@ -75,7 +89,7 @@ class Values:
             try:
                 given = tensors_in((args, kwargs))
                 before = list(map(version, given))
-                value = to_meta(_run(node, module, tuple(args), dict(kwargs)))
+                value = to_meta(_run(node.target, module, tuple(args), dict(kwargs)))
                 if list(map(version, given)) != before and not getattr(module, "inplace", False):
                     raise TypeError(f"{node.target} writes to its input in place")  # and nothing would tell its readers
                 return value
@@ -85,7 +99,7 @@ class Values:
                 pass
             if module is not None and has_attribute(self.real, path):
                 module = self._scratch(path)
-            return to_meta(_run(node, module, _made_up(tuple(args)), _made_up(dict(kwargs))))
+            return to_meta(_run(node.target, module, _made_up(tuple(args)), _made_up(dict(kwargs))))
 
     def is_constant(self, node: fx.Node) -> bool:
         try:
@@ -104,21 +118,19 @@ class Values:
         if node.op not in ("call_function", "call_method", "call_module"):
             raise ValueError(f"{node.name} depends on the input")
         if node not in self.constants:
-            args: Any = fx.node.map_arg(node.args, self.constant)
-            kwargs: Any = fx.node.map_arg(node.kwargs, self.constant)
+            given: tuple[Any, Any, Any] = in_double(node) if self.double else (node.target, node.args, node.kwargs)
+            target, args, kwargs = given[0], *(fx.node.map_arg(part, self.constant) for part in given[1:])
             with torch.no_grad():
                 module = self._scratch(path) if node.op == "call_module" else None
-                self.constants[node] = _run(node, module, args, kwargs)
+                self.constants[node] = _run(target, module, args, kwargs)
         return self.constants[node]
 
 
-def _run(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The node's call with these arguments, of ``module`` if it calls one."""
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    function = node.target if module is None else module
-    assert callable(function)
-    return function(*args, **kwargs)
+def _run(target: Any, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
+    """A call with these arguments: of ``module`` if there is one, else of a function or a method's name."""
+    if module is not None:
+        return module(*args, **kwargs)
+    return getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
 
 
 def _cat(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:

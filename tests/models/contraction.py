@@ -121,3 +121,30 @@ class levels_beside_each_other(nn.Module):
         one, other = torch.cat([box(x).flatten(2) for box in self.boxes], 2).chunk(2, 1)
         one, other = self.anchors - one, self.anchors + other
         return torch.cat([(one + other) / 2, other - one], 1)
+
+
+@net()
+class a_token_of_which_nothing_is_read(nn.Module):
+    """Put before the others, which are more: where none of its living channels is read, it still takes its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).flatten(2).mT
+        x = x[:, :1] + x * torch.cat([self.one(x.mean(1, keepdim=True)), x[:, 1:]], 1)
+        return self.head(x)
+
+
+@net()
+class wavelengths_in_single_precision(nn.Module):
+    """Constants that the code asks for in float32, as position encodings do, beside nets that are compared in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = 10000 ** (torch.arange(8, device=self.stem.weight.device).to(torch.float32) / 8)
+        return self.head((self.stem(x) / lengths.reshape(8, 1, 1)).sin())
