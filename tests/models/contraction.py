@@ -139,7 +139,7 @@ class a_token_of_which_nothing_is_read(nn.Module):
 
 @net()
 class wavelengths_in_single_precision(nn.Module):
-    """Constants that the code asks for in float32, as position encodings do, beside nets that are compared in float64."""
+    """Constants that the code asks for in float32, as position encodings do, in nets that are compared in float64."""
 
     def __init__(self) -> None:
         super().__init__()
