@@ -4,7 +4,7 @@
     python benchmarks/one_shot.py run --data cifar10.npz --net vgg --kept nets      # the rows that are not there yet
     python benchmarks/one_shot.py table                                             # results/one_shot.md of them
 
-Nets (small_nets.py) are trained on CIFAR-10. Every cut sees the same training pictures without labels (Torch-Pruning's
+Nets (cifar_nets.py) are trained on CIFAR-10. Every cut sees the same training pictures without labels (Torch-Pruning's
 Taylor and Hessian importances need labels, and get them); "norms again" are norms estimated on those pictures.
 --samples takes other numbers of pictures, --noise gives other kinds of them, --tuned trains what is cut for an epoch.
 """
@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from cifar_data import MEAN, STD, Loader, Pair
-from small_nets import NETS
+from cifar_nets import NETS
 from timing import machine
 from torch_pruning_tool import cost, pruner
 

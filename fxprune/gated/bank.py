@@ -190,7 +190,8 @@ class GateBank(nn.Module):
 
     def forward(self, batch: torch.Tensor | None = None, affine: Sequence[torch.Tensor] = ()) -> list[Any]:
         """What every site gets. ``affine``: weights and then biases of the batch norms with a gate or mask, in the
-        order of ``in_norms``; multiplied all at once, they are handed on beside it."""
+        order of ``in_norms``; while training they are multiplied all at once and handed on beside it. In eval mode each
+        norm multiplies its own: a refit changes them while the net runs, layer by layer."""
         noisy = self.training and not self.hardened
         count = batch.shape[0] if noisy and self.noise == "sample" and batch is not None else None
         z = self._draw(count) if noisy else self.values()
@@ -206,7 +207,7 @@ class GateBank(nn.Module):
             sizes = [self.sites[n].ids.size for n in numbers]
             for number, value in zip(numbers, values.split(sizes, -1), strict=True):
                 found[number] = self._shaped(self.sites[number], value)
-        if z.ndim == 1 and affine and len({part.dtype for part in affine}) == 1:
+        if self.training and z.ndim == 1 and affine and len({part.dtype for part in affine}) == 1:
             factors = torch.cat([norms, masks[0].to(z.dtype)]).to(affine[0].dtype)
             taken = (torch.cat(list(affine)).reshape(2, -1) * factors).reshape(-1).split([len(part) for part in affine])
             for place, number in enumerate(self.in_norms):

@@ -35,7 +35,8 @@ def attention(op: Op) -> Flow | None:
     pairs = op.table.all(queries, keys)  # .., 1, channels
     scores_of_heads(op, queries[..., 0, :], keys[..., 0, :])
     scores_size, same = op.value(0, "query").shape[:-1].numel() * op.value(1, "key").shape[-2], _same_width(op)
-    note_product(op, pairs, 2 * scores_size * op.value(0, "query").shape[-1], pairs, same_width=same)
+    width = op.value(0, "query").shape[-1]
+    note_product(op, _as_wide(pairs, width), 2 * scores_size * width, pairs, same_width=same)
     scores = op.table.mix(pairs.reshape(-1, pairs.shape[-1]), rows=1, owner=op.node.name)
     needed = op.table.any(value, scores.reshape(*pairs.shape[:-1], 1))  # lives whenever the value does
     result = op.table.all(value, needed)
@@ -43,8 +44,13 @@ def attention(op: Op) -> Flow | None:
         result = op.table.all(result, mask.ids.reshape((1,) * result.ndim))
     op.notes.met.append(result)
     values_of_heads(op, np.broadcast_to(value, result.shape), result)
-    note_product(op, result, 2 * scores_size * op.out.shape[-1], pairs, same_width=same)
+    note_product(op, _as_wide(result, op.out.shape[-1]), 2 * scores_size * op.out.shape[-1], pairs, same_width=same)
     return Flow(result)
+
+
+def _as_wide(ids: Ids, width: int) -> Ids:
+    """One id per channel, also where all channels have the same: two products are compared by their widths."""
+    return np.broadcast_to(ids, (*ids.shape[:-1], width))
 
 
 def _same_width(op: Op) -> bool:

@@ -27,6 +27,7 @@ class Sandwich(nn.Module):
         self.identity, self.prelu, self.norm = nn.Identity(), nn.PReLU(8), nn.BatchNorm2d(8)
         self.linear, self.instance, self.layer = nn.Linear(8, 8), nn.InstanceNorm2d(8, affine=True), nn.LayerNorm(8)
         self.group, self.group_of_layer, self.shuffle = nn.GroupNorm(4, 8), nn.GroupNorm(4, 8), nn.ChannelShuffle(2)
+        self.words = nn.Embedding(2, 8)
         self.up, self.plain_norm = nn.ConvTranspose2d(8, 8, 3, 2, 1), nn.BatchNorm2d(8, affine=False)
         self.plain_group, self.pixels = nn.GroupNorm(2, 8, affine=False), nn.GroupNorm(4, 80)
         self.scale, self.shift = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))

@@ -97,6 +97,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "of_several": lambda n, x, y: torch.lerp(x, y, 0.3) + torch.hypot(x, n.shift[:, None, None]),
     "glu": lambda n, x, y: torch.cat([F.glu(x, 1), F.glu(y, 1)], 1),
     "linear": lambda n, x, y: n.linear(x.movedim(1, -1)).movedim(-1, 1),
+    "embedding": lambda n, x, y: n.words((x.mean(1) > 0).long()).movedim(-1, 1) + y,
     "matmul": lambda n, x, y: (x.flatten(2) @ (y.flatten(2).mT @ x.flatten(2))).reshape(x.shape),
     "einsum": lambda n, x, y: torch.einsum("bchw,bdhw,d->bc", x, y, n.shift)[..., None, None] + x,
     "tensordot": lambda n, x, y: torch.tensordot(x, n.c.weight[:, :, 0, 0], ([1], [1])).mean(-1)[:, None] + y,
@@ -131,6 +132,7 @@ CASES: dict[str, Callable[..., Any]] = {
 
 GATES: dict[str, Gates] = {  # see tests/gates.py
     "linear": {"linear": 8},
+    "embedding": {"words": 8},
     "glu": {"a": 4, "b": 4},
     "group_norm": {"a": 4},
     "unpool": {"a": "frozen by torch.nn.functional.max_pool2d_with_indices"},
