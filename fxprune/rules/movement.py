@@ -17,7 +17,7 @@ from torch import fx, nn
 from fxprune.channels import Zeros
 from fxprune.channels.ids import FIXED, Ids, immortal
 from fxprune.rules.elementwise import also_reads
-from fxprune.rules.operands import Grid, GridPiece, Piece, Slim, wanted_of, whole_op
+from fxprune.rules.operands import Grid, GridPiece, Piece, Slim, wanted_of, whole_op, zeros
 from fxprune.rules.registry import RULES, Cut, Flow, Op, find_rule, name_of, rule
 
 _METHODS = (
@@ -354,11 +354,7 @@ def _zeros_beside(slim: Slim, node: fx.Node, source: fx.Node, living: fx.Node, c
     own, theirs = node.meta["value"].shape, source.meta["value"].shape
     if all(size == other for axis, (size, other) in enumerate(zip(own, theirs, strict=True)) if axis != channels):
         return slim.graph.call_function(torch.zeros_like, (living,))
-    sizes = [
-        slim.graph.call_method("size", (living, axis)) if axis == channels or size == theirs[axis] else int(size)
-        for axis, size in enumerate(own)
-    ]
-    return slim.graph.call_method("new_zeros", (living, sizes))
+    return zeros(slim, node, source, living, channels)
 
 
 def _spread_constant(node: fx.Node, slim: Slim, axis: int, positions: Ids) -> fx.Node | None:

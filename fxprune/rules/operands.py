@@ -579,13 +579,18 @@ def whole_op(op: Op, slim: Slim) -> Piece | None:
     return wanted_of(op, slim, Piece(slim.same(op, operands)))
 
 
-def zeros(slim: Slim, node: fx.Node, living: fx.Node) -> fx.Node:
-    """Zeros for a dead tensor. Sizes equal to those of a living operand are read from it; others are fixed."""
-    model, shape = slim.full(living), node.meta["value"].shape
+def zeros(
+    slim: Slim, node: fx.Node, living: fx.Node, part: fx.Node | None = None, channels: int | None = None
+) -> fx.Node:
+    """Zeros for a dead tensor. Sizes equal to those of a living operand are read from it; others are fixed.
+
+    ``part``: what exists of the living operand; its size is taken along ``channels``, whatever the dead one has there.
+    """
+    model, shape = slim.full(living) if part is None else part, node.meta["value"].shape
     same = living.meta["value"].shape if living.meta["value"].ndim == len(shape) else ()
+    read = [axis == channels or bool(same and same[axis] == size) for axis, size in enumerate(shape)]
     sizes = [
-        slim.graph.call_method("size", (model, axis)) if same and same[axis] == size else int(size)
-        for axis, size in enumerate(shape)
+        slim.graph.call_method("size", (model, axis)) if read[axis] else int(size) for axis, size in enumerate(shape)
     ]
     return slim.graph.call_method("new_zeros", (model, sizes))
 
